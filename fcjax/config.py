@@ -1,0 +1,236 @@
+"""The sizes of a model, and the dimension key that every name in fcjax is built from.
+
+Dimension key::
+
+    B batch            T new tokens        S cache length
+    D hidden           F intermediate      V vocabulary
+    K KV groups        G query heads per KV group
+    C = G + 2          heads of one group in the fused QKV kernel: G query heads, one key, one value
+    H head dimension   N nodes
+
+In a name, a lower-case ``n`` after a dimension means "split over nodes" (``x_BTDn``), and a trailing
+``_U`` means "partial, not yet reduced" (``out_BTD_U``).
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+# Keys of a Qwen2 config.json that do not change what the decoder computes at inference.
+_IGNORED_KEYS = frozenset({
+    "_name_or_path", "architectures", "attention_dropout", "bos_token_id", "chunk_size_feed_forward",
+    "eos_token_id", "id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "label2id",
+    "max_window_layers", "output_attentions", "output_hidden_states", "pad_token_id", "return_dict",
+    "transformers_version", "use_cache",
+})  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of one Qwen2.5 decoder; the field names are the dimension key of this module."""
+
+    L: int  # layers
+    D: int  # hidden size, the width of the residual stream
+    K: int  # KV groups: key/value heads, each with the G query heads that read it
+    G: int  # query heads per KV group
+    H: int  # dimension of one head; even, because RoPE rotates its two halves
+    F: int  # intermediate size of the MLP
+    V: int  # vocabulary rows of the embedding table
+    tied: bool  # the head reads the embedding table
+    eps: float  # added to the mean square in every RMSNorm
+    rope_theta: float  # base of the rotary frequencies
+    max_len: int  # positions that the model was made for
+    dtype: str = "bfloat16"  # type of the numbers in the weight files, not of the computation
+
+    @property
+    def C(self) -> int:
+        """Heads of one KV group in the fused QKV kernel: G queries, one key, one value."""
+        return self.G + 2
+
+    def size(self, dim: str) -> int:
+        """Size of one dimension letter; a digit stands for itself (``"2"`` is gate and up)."""
+        return int(dim) if dim.isdigit() else getattr(self, dim)
+
+    @classmethod
+    def from_hf(cls, path) -> "ModelConfig":
+        """Read a Hugging Face ``config.json`` (the file, or the folder that holds it).
+
+        The file is read by itself and not through ``transformers.Qwen2Config``, whose defaults
+        fill in what a file leaves out (32 KV heads, a rope base of 1e4).
+
+        Raises:
+          ValueError: the file is missing or not JSON, a key is missing, has the wrong type, or is
+            one that this model code does not implement; all faults of a file are in one message.
+        """
+        path = pathlib.Path(path)
+        if path.is_dir():
+            path = path / "config.json"
+        try:
+            raw = json.loads(path.read_text())
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+            raise ValueError(f"config: expected a JSON file, got {e} ({path})") from None
+        if not isinstance(raw, dict):
+            raise ValueError(f"config: expected a JSON object, got {type(raw).__name__} ({path})")
+        reader = _Reader(dict(raw))
+        cfg = reader.model_config()
+        if reader.faults:
+            raise ValueError(f"config: {'; '.join(reader.faults)} ({path})")
+        return cfg
+
+    def to_hf(self) -> dict:
+        """The Hugging Face ``config.json`` of this model, as a dict (without token ids)."""
+        return {
+            "architectures": ["Qwen2ForCausalLM"],
+            "attention_dropout": 0.0,
+            "hidden_act": "silu",
+            "hidden_size": self.D,
+            "initializer_range": 0.02,
+            "intermediate_size": self.F,
+            "max_position_embeddings": self.max_len,
+            "max_window_layers": self.L,
+            "model_type": "qwen2",
+            "num_attention_heads": self.K * self.G,
+            "num_hidden_layers": self.L,
+            "num_key_value_heads": self.K,
+            # transformers derives this as hidden_size // heads unless the file says otherwise.
+            **({} if self.H * self.K * self.G == self.D else {"head_dim": self.H}),
+            "rms_norm_eps": self.eps,
+            "rope_theta": self.rope_theta,
+            "sliding_window": None,
+            "tie_word_embeddings": self.tied,
+            "torch_dtype": self.dtype,
+            "use_cache": True,
+            "use_sliding_window": False,
+            "vocab_size": self.V,
+        }
+
+
+class _Reader:
+    """Takes the known keys out of a config and collects what is wrong with it."""
+
+    def __init__(self, raw: dict):
+        self.raw = raw
+        self.faults: list[str] = []
+
+    def take(self, key: str, kind):
+        """The value of a required key; `kind` is int, float or bool."""
+        if key not in self.raw:
+            self.faults.append(f"{key}: expected {kind.__name__}, got nothing")
+            return None
+        value = self.raw.pop(key)
+        # bool is an int in Python, and an integer is a fine float in JSON.
+        right = type(value) is kind or (kind is float and type(value) is int)
+        if right and kind is not bool:
+            right = math.isfinite(value) and value > 0
+        if not right:
+            positive = "" if kind is bool else "a positive "
+            self.faults.append(f"{key}: expected {positive}{kind.__name__}, got {value!r}")
+            return None
+        return kind(value)
+
+    def only(self, key: str, *allowed):
+        """An optional key of which only the listed values are implemented."""
+        value = self.raw.pop(key, allowed[0])
+        if value not in allowed:
+            expected = " or ".join(repr(a) for a in allowed)
+            self.faults.append(f"{key}: expected {expected}, got {value!r} (not implemented)")
+
+    def dtype(self) -> str:
+        """Type of the stored numbers: `torch_dtype` up to transformers 4, `dtype` since 5."""
+        old = self.raw.pop("torch_dtype", None)
+        value = self.raw.pop("dtype", old)
+        if value not in DTYPES or old not in (None, value):
+            self.faults.append(
+                f"torch_dtype: expected one of {', '.join(DTYPES)}, got {value!r}"
+                + (f" and {old!r}" if old not in (None, value) else "")
+            )
+        return value
+
+    def rope_theta(self):
+        """Base frequency: top level up to transformers 4, under rope_parameters since 5."""
+        params = self.raw.pop("rope_parameters", None) or {}
+        scaling = self.raw.pop("rope_scaling", None) or {}
+        for where, table in ("rope_parameters", params), ("rope_scaling", scaling):
+            kind = table.get("rope_type", table.get("type", "default"))
+            extra = sorted(set(table) - {"rope_type", "type", "rope_theta"})
+            if kind != "default" or extra:
+                self.faults.append(
+                    f"{where}: expected rope_type 'default', got {kind!r} with {extra}"
+                    " (not implemented)"
+                )
+        if "rope_theta" in params:
+            self.raw.setdefault("rope_theta", params["rope_theta"])
+            if self.raw["rope_theta"] != params["rope_theta"]:
+                self.faults.append(
+                    f"rope_theta: expected one value, got {self.raw['rope_theta']!r} and"
+                    f" rope_parameters.rope_theta {params['rope_theta']!r}"
+                )
+        return self.take("rope_theta", float)
+
+    def model_config(self) -> ModelConfig | None:
+        self.only("model_type", "qwen2")
+        self.only("hidden_act", "silu")
+        self.only("use_mrope", False)
+        self.only("attention_bias", True)  # q, k and v have biases, the output projection has none
+        if self.raw.pop("use_sliding_window", False):
+            self.faults.append("use_sliding_window: expected False, got True (not implemented)")
+        self.raw.pop("sliding_window", None)  # says nothing unless use_sliding_window is set
+        kinds = set(self.raw.pop("layer_types", None) or ()) - {"full_attention"}
+        if kinds:
+            self.faults.append(f"layer_types: expected full_attention, got {sorted(kinds)}")
+        layers = self.take("num_hidden_layers", int)
+        hidden = self.take("hidden_size", int)
+        heads = self.take("num_attention_heads", int)
+        groups = self.take("num_key_value_heads", int)
+        inner = self.take("intermediate_size", int)
+        vocab = self.take("vocab_size", int)
+        tied = self.take("tie_word_embeddings", bool)
+        eps = self.take("rms_norm_eps", float)
+        theta = self.rope_theta()
+        max_len = self.take("max_position_embeddings", int)
+        dtype = self.dtype()
+        head_dim = self.raw.pop("head_dim", None)
+        unknown = sorted(set(self.raw) - _IGNORED_KEYS)
+        if unknown:
+            self.faults.append(f"unknown keys {unknown}: expected only those that are implemented")
+        if self.faults:
+            return None
+        if heads % groups:
+            self.faults.append(
+                f"num_attention_heads: expected a multiple of num_key_value_heads {groups},"
+                f" got {heads}"
+            )
+        if head_dim is None and hidden % heads:
+            self.faults.append(
+                f"hidden_size: expected a multiple of num_attention_heads {heads}, got {hidden}"
+            )
+        head_dim = head_dim or hidden // heads
+        if type(head_dim) is not int or head_dim % 2:
+            self.faults.append(f"head_dim: expected an even int, got {head_dim!r}")
+        return ModelConfig(
+            L=layers, D=hidden, K=groups, G=heads // groups, H=head_dim, F=inner, V=vocab,
+            tied=tied, eps=eps, rope_theta=theta, max_len=max_len, dtype=dtype,
+        )  # fmt: skip
+
+
+def _qwen25(L, D, heads, K, F, V, tied) -> ModelConfig:
+    return ModelConfig(
+        L=L, D=D, K=K, G=heads // K, H=D // heads, F=F, V=V, tied=tied,
+        eps=1e-6, rope_theta=1e6, max_len=32768,
+    )  # fmt: skip
+
+
+# Sizes from the config.json files of Qwen/Qwen2.5-*-Instruct. The base models have the same sizes;
+# some of them have longer contexts (131072) or eps 1e-5, which only their own files tell.
+QWEN25 = {
+    "0.5b": _qwen25(L=24, D=896, heads=14, K=2, F=4864, V=151936, tied=True),
+    "1.5b": _qwen25(L=28, D=1536, heads=12, K=2, F=8960, V=151936, tied=True),
+    "3b": _qwen25(L=36, D=2048, heads=16, K=2, F=11008, V=151936, tied=True),
+    "7b": _qwen25(L=28, D=3584, heads=28, K=4, F=18944, V=152064, tied=False),
+    "14b": _qwen25(L=48, D=5120, heads=40, K=8, F=13824, V=152064, tied=False),
+    "32b": _qwen25(L=64, D=5120, heads=40, K=8, F=27648, V=152064, tied=False),
+    "72b": _qwen25(L=80, D=8192, heads=64, K=8, F=29568, V=152064, tied=False),
+}
