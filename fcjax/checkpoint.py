@@ -1,10 +1,10 @@
 """Model folders on disk, and loading exactly the blocks that each node owns.
 
 Two kinds of folder hold a model: a Hugging Face folder (config.json and safetensors files), and an
-Orbax checkpoint converted from one by `weights.convert` (config.json and params/). Both answer
-`load(targets)`, where a target says shape, type and sharding of a parameter; a target that is larger
-than the parameter is padded with zeros at the end of each axis, as the ownership plan asks. Both
-have `cfg`, and `digest`, the hash of all their files.
+Orbax checkpoint converted from one by `weights.convert` (config.json and params/). Both have `cfg`,
+and `digest`, the hash of all their files. Both answer `load(targets)`, where a target says shape,
+type and sharding of a parameter; a target that is larger than the parameter is padded with zeros at
+the end of each axis, as the ownership plan asks.
 """
 
 import json
@@ -49,9 +49,7 @@ class HuggingFaceFolder:
                 with safe_open(self.folder / file, framework="numpy") as f:
                     for name in f.keys():
                         if listed and listed.get(name) != file:
-                            faults.append(
-                                f"{name}: expected in {listed.get(name)}, got in {file}"
-                            )
+                            faults.append(f"{name}: expected in {listed.get(name)}, got in {file}")
                         part = f.get_slice(name)
                         files[name] = self.folder / file
                         found[name] = tuple(part.get_shape()), part.get_dtype()
@@ -80,7 +78,9 @@ class HuggingFaceFolder:
             listed = json.loads(path.read_text())["weight_map"]
             return {str(name): str(file) for name, file in listed.items()}
         except (ValueError, KeyError, AttributeError, TypeError) as e:
-            raise ValueError(f"weights: expected an index with weight_map, got {e!r} ({path})") from None
+            raise ValueError(
+                f"weights: expected an index with weight_map, got {e!r} ({path})"
+            ) from None
 
     def read(self, path: str, index: tuple[slice, ...]) -> np.ndarray:
         """One block of a Flax parameter, in the type of the file."""
@@ -101,9 +101,7 @@ class HuggingFaceFolder:
         shapes = param_shapes(self.cfg)
 
         def block(path, target, index):
-            padded = [
-                range(*s.indices(size)) for s, size in zip(index, target.shape, strict=True)
-            ]
+            padded = [range(*s.indices(size)) for s, size in zip(index, target.shape, strict=True)]
             true = [
                 slice(min(r.start, n), min(r.stop, n))
                 for r, n in zip(padded, shapes[path], strict=True)
@@ -170,7 +168,7 @@ def open_folder(folder) -> HuggingFaceFolder | OrbaxFolder:
 
 
 def save_orbax(source: HuggingFaceFolder, folder) -> None:
-    """Write the parameters, in the type of the files, as an Orbax checkpoint under folder/params."""
+    """Write the parameters, in the type of the files, as an Orbax checkpoint in folder/params."""
     params = {
         path: source.read(path, tuple(slice(0, n) for n in shape))
         for path, shape in param_shapes(source.cfg).items()

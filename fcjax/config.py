@@ -8,21 +8,21 @@ Dimension key::
     C = G + 2          heads of one group in the fused QKV kernel: G query heads, one key, one value
     H head dimension   N nodes
 
-In a name, a lower-case ``n`` after a dimension means "split over nodes" (``x_BTDn``), and a trailing
-``_U`` means "partial, not yet reduced" (``out_BTD_U``).
+In a name, a lower-case ``n`` after a dimension means "split over nodes" (``x_BTDn``), and a
+trailing ``_U`` means "partial, not yet reduced" (``out_BTD_U``).
 """
 
 import dataclasses
 import json
-import math
 import pathlib
+import sys
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 # Keys of a Qwen2 config.json that do not change what the decoder computes at inference.
 _IGNORED_KEYS = frozenset({
-    "_name_or_path", "architectures", "attention_dropout", "bos_token_id", "chunk_size_feed_forward",
-    "eos_token_id", "id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "label2id",
+    "_name_or_path", "architectures", "attention_dropout", "bos_token_id",
+    "chunk_size_feed_forward", "eos_token_id", "id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "label2id",
     "max_window_layers", "output_attentions", "output_hidden_states", "pad_token_id", "return_dict",
     "transformers_version", "use_cache",
 })  # fmt: skip
@@ -70,7 +70,7 @@ class ModelConfig:
             path = path / "config.json"
         try:
             raw = json.loads(path.read_text())
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+        except (OSError, ValueError) as e:
             raise ValueError(f"config: expected a JSON file, got {e} ({path})") from None
         if not isinstance(raw, dict):
             raise ValueError(f"config: expected a JSON object, got {type(raw).__name__} ({path})")
@@ -124,19 +124,20 @@ class _Reader:
         # bool is an int in Python, and an integer is a fine float in JSON.
         right = type(value) is kind or (kind is float and type(value) is int)
         if right and kind is not bool:
-            right = math.isfinite(value) and value > 0
+            right = 0 < value <= sys.float_info.max
         if not right:
             positive = "" if kind is bool else "a positive "
             self.faults.append(f"{key}: expected {positive}{kind.__name__}, got {value!r}")
             return None
         return kind(value)
 
-    def only(self, key: str, *allowed):
-        """An optional key of which only the listed values are implemented."""
-        value = self.raw.pop(key, allowed[0])
-        if value not in allowed:
-            expected = " or ".join(repr(a) for a in allowed)
-            self.faults.append(f"{key}: expected {expected}, got {value!r} (not implemented)")
+    def only(self, key: str, implemented, required: bool = False):
+        """A key of which one value is implemented, which holds where an optional key is absent."""
+        if required and key not in self.raw:
+            self.faults.append(f"{key}: expected {implemented!r}, got nothing")
+        value = self.raw.pop(key, implemented)
+        if value != implemented:
+            self.faults.append(f"{key}: expected {implemented!r}, got {value!r} (not implemented)")
 
     def dtype(self) -> str:
         """Type of the stored numbers: `torch_dtype` up to transformers 4, `dtype` since 5."""
@@ -151,9 +152,11 @@ class _Reader:
 
     def rope_theta(self):
         """Base frequency: top level up to transformers 4, under rope_parameters since 5."""
-        params = self.raw.pop("rope_parameters", None) or {}
-        scaling = self.raw.pop("rope_scaling", None) or {}
-        for where, table in ("rope_parameters", params), ("rope_scaling", scaling):
+        for where in "rope_parameters", "rope_scaling":
+            table = self.raw.pop(where, None) or {}
+            if not isinstance(table, dict):
+                self.faults.append(f"{where}: expected an object, got {table!r}")
+                continue
             kind = table.get("rope_type", table.get("type", "default"))
             extra = sorted(set(table) - {"rope_type", "type", "rope_theta"})
             if kind != "default" or extra:
@@ -161,27 +164,28 @@ class _Reader:
                     f"{where}: expected rope_type 'default', got {kind!r} with {extra}"
                     " (not implemented)"
                 )
-        if "rope_theta" in params:
-            self.raw.setdefault("rope_theta", params["rope_theta"])
-            if self.raw["rope_theta"] != params["rope_theta"]:
+            theta = table.get("rope_theta")
+            if theta is not None and self.raw.setdefault("rope_theta", theta) != theta:
                 self.faults.append(
                     f"rope_theta: expected one value, got {self.raw['rope_theta']!r} and"
-                    f" rope_parameters.rope_theta {params['rope_theta']!r}"
+                    f" {where}.rope_theta {theta!r}"
                 )
         return self.take("rope_theta", float)
 
     def model_config(self) -> ModelConfig | None:
-        self.only("model_type", "qwen2")
+        self.only("model_type", "qwen2", required=True)
         self.only("hidden_act", "silu")
         self.only("use_mrope", False)
         self.only("attention_bias", True)  # q, k and v have biases, the output projection has none
         if self.raw.pop("use_sliding_window", False):
             self.faults.append("use_sliding_window: expected False, got True (not implemented)")
         self.raw.pop("sliding_window", None)  # says nothing unless use_sliding_window is set
-        kinds = set(self.raw.pop("layer_types", None) or ()) - {"full_attention"}
-        if kinds:
-            self.faults.append(f"layer_types: expected full_attention, got {sorted(kinds)}")
         layers = self.take("num_hidden_layers", int)
+        kinds = self.raw.pop("layer_types", None)
+        if kinds is not None and kinds != ["full_attention"] * (layers or 0):
+            self.faults.append(
+                f"layer_types: expected 'full_attention' for each of {layers} layers, got {kinds}"
+            )
         hidden = self.take("hidden_size", int)
         heads = self.take("num_attention_heads", int)
         groups = self.take("num_key_value_heads", int)
@@ -207,9 +211,10 @@ class _Reader:
             self.faults.append(
                 f"hidden_size: expected a multiple of num_attention_heads {heads}, got {hidden}"
             )
-        head_dim = head_dim or hidden // heads
-        if type(head_dim) is not int or head_dim % 2:
-            self.faults.append(f"head_dim: expected an even int, got {head_dim!r}")
+        if head_dim is None:
+            head_dim = hidden // heads
+        if type(head_dim) is not int or head_dim % 2 or head_dim < 1:
+            self.faults.append(f"head_dim: expected an even int above 0, got {head_dim!r}")
         return ModelConfig(
             L=layers, D=hidden, K=groups, G=heads // groups, H=head_dim, F=inner, V=vocab,
             tied=tied, eps=eps, rope_theta=theta, max_len=max_len, dtype=dtype,

@@ -1,8 +1,8 @@
 """A sha256 manifest of a model folder.
 
 Neither safetensors nor Orbax notices a flipped byte in a data file: the wrong numbers load without
-a word. So every folder that fcjax writes carries `manifest.json`, which lists each other file of the
-folder with its size and sha256, and is verified before anything is loaded from there.
+a word. So every folder that fcjax writes carries `manifest.json`, which lists each other file of
+the folder with its size and sha256, and is verified before anything is loaded from there.
 """
 
 import hashlib
@@ -57,9 +57,12 @@ def verify(folder) -> str:
         listed = json.loads((folder / NAME).read_text())
         rows = {name: (row["size"], row["sha256"]) for name, row in listed.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ValueError(f"manifest: expected files with size and sha256, got {e!r} ({folder / NAME})")\
-            from None
-    faults = [f"{n}: expected in the folder, got nothing" for n in sorted(rows.keys() - found.keys())]
+        raise ValueError(
+            f"manifest: expected files with size and sha256, got {e!r} ({folder / NAME})"
+        ) from None
+    faults = [
+        f"{n}: expected in the folder, got nothing" for n in sorted(rows.keys() - found.keys())
+    ]
     faults += [f"{n}: expected no such file" for n in sorted(found.keys() - rows.keys())]
     for name in sorted(rows.keys() & found.keys()):
         size, sha = found[name]["size"], found[name]["sha256"]

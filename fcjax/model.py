@@ -12,6 +12,7 @@ takes the layer's name out of the HLO.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -110,12 +111,8 @@ class Model:
         )
         self.after = Program(
             fn=self._run_after,
-            params=tuple(
-                p
-                for i in range(end, cfg.L)
-                for p in _layer_paths(i)
-                if p not in own_qkv
-            ) + ("norm", head),
+            params=tuple(p for i in range(end, cfg.L) for p in _layer_paths(i) if p not in own_qkv)
+            + ("norm", head),
             layers=tuple(range(end, cfg.L)),
             arguments=("complete_residual", "complete_qkv"),
             results=("logits",),
@@ -158,6 +155,17 @@ class Model:
             self._abstract(plan.state_shape(name, B=batch, S=length), plan.state_spec(name))
             for name in ("cache_k", "cache_v")
         )
+
+    def layer_bytes(self, layer: int) -> tuple[int, int]:
+        """Bytes of a layer's parameters that a node holds, padding included, and of the layer."""
+        paths = _layer_paths(layer)
+        held = sum(
+            math.prod(t.sharding.shard_shape(t.shape)) * t.dtype.itemsize
+            for t in map(self.param, paths)
+        )
+        shapes = reference.param_shapes(self.plan.cfg)
+        whole = sum(math.prod(shapes[path]) for path in paths) * jnp.dtype(self.dtype).itemsize
+        return held, whole
 
     def init_cache(self, batch: int, length: int) -> list[tuple[jax.Array, ...]]:
         """An empty cache for every layer, made where its owner is."""

