@@ -22,6 +22,7 @@ from fcjax.config import ModelConfig
 from fcjax.reference import param_shapes
 
 PARAMS = "params"  # the Orbax checkpoint inside a converted folder
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -44,7 +45,7 @@ class HuggingFaceFolder:
         """
         faults, files, found = [], {}, {}
         listed = self._listed()
-        for file in sorted(set(listed.values())) or ["model.safetensors"]:
+        for file in sorted(set(listed.values())) or [SINGLE]:
             try:
                 with safe_open(self.folder / file, framework="numpy") as f:
                     for name in f.keys():
@@ -58,7 +59,8 @@ class HuggingFaceFolder:
                     f"weights: expected a safetensors file, got {e} ({self.folder / file})"
                 ) from None
         wanted = convert.hf_shapes(self.cfg)
-        faults += [f"{n}: expected a tensor, got nothing" for n in sorted(wanted - found.keys())]
+        missing = (wanted.keys() | listed.keys()) - found.keys()
+        faults += [f"{n}: expected a tensor, got nothing" for n in sorted(missing)]
         faults += [f"{n}: expected no such tensor" for n in sorted(found.keys() - wanted)]
         for name in sorted(found.keys() & wanted):
             shape, kind = found[name]
@@ -76,11 +78,15 @@ class HuggingFaceFolder:
             return {}
         try:
             listed = json.loads(path.read_text())["weight_map"]
-            return {str(name): str(file) for name, file in listed.items()}
+            listed = {str(name): str(file) for name, file in listed.items()}
         except (ValueError, KeyError, AttributeError, TypeError) as e:
             raise ValueError(
                 f"weights: expected an index with weight_map, got {e!r} ({path})"
             ) from None
+        if (self.folder / SINGLE).exists() and SINGLE not in listed.values():
+            # Two models in one folder; transformers would take the other one.
+            raise ValueError(f"weights: expected {SINGLE} or {INDEX}, got both ({self.folder})")
+        return listed
 
     def read(self, path: str, index: tuple[slice, ...]) -> np.ndarray:
         """One block of a Flax parameter, in the type of the file."""
@@ -149,6 +155,7 @@ class OrbaxFolder:
         """As `HuggingFaceFolder.load`; Orbax reads, pads and places each node's block."""
         context = ocp.Context()
         context.array.loading.enable_padding_and_truncation = True
+        context.pytree.loading.partial_load = True
         with context:
             return _finite(self.folder, ocp.load(self.folder / PARAMS, targets))
 
@@ -162,8 +169,9 @@ def open_folder(folder) -> HuggingFaceFolder | OrbaxFolder:
     folder = pathlib.Path(folder)
     if not folder.is_dir():
         raise ValueError(f"model: expected a folder, got nothing ({folder})")
-    digest = manifest.verify(folder)
     kind = OrbaxFolder if (folder / PARAMS).is_dir() else HuggingFaceFolder
+    # Orbax restores a flipped byte without a word; a folder with params/ was written by fcjax.
+    digest = manifest.verify(folder, required=kind is OrbaxFolder)
     return kind(folder, digest)
 
 

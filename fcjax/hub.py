@@ -12,7 +12,7 @@ def model_folder(model: str) -> pathlib.Path:
       ValueError: there is no such folder, and no such model could be had from the hub.
     """
     path = pathlib.Path(model)
-    if path.is_dir():
+    if model and path.is_dir():
         return path
     if path.is_absolute() or model.count("/") != 1 or model.startswith("."):
         raise ValueError(f"model: expected a folder or a hub id owner/name, got {model!r}")

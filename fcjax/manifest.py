@@ -41,10 +41,11 @@ def write(folder) -> str:
     return digest(files)
 
 
-def verify(folder) -> str:
+def verify(folder, required: bool = False) -> str:
     """Digest of the folder's files as they are, checked against the manifest where it has one.
 
-    A folder from elsewhere has no manifest; its digest is still what the evidence records.
+    A folder from elsewhere has no manifest; its digest is still what the evidence records. One
+    that fcjax wrote is `required` to have it.
 
     Raises:
       ValueError: a file is missing, added, or differs from the manifest; all faults in one message.
@@ -52,10 +53,12 @@ def verify(folder) -> str:
     folder = pathlib.Path(folder)
     found = describe(folder)
     if not (folder / NAME).exists():
+        if required:
+            raise ValueError(f"manifest: expected {NAME}, got nothing ({folder})")
         return digest(found)
     try:
         listed = json.loads((folder / NAME).read_text())
-        rows = {name: (row["size"], row["sha256"]) for name, row in listed.items()}
+        rows = {name: (row["size"], str(row["sha256"])) for name, row in listed.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(
             f"manifest: expected files with size and sha256, got {e!r} ({folder / NAME})"

@@ -46,8 +46,13 @@ class Interval:
 
     def check(self, layers: int) -> None:
         """Raise ValueError unless the interval and its successor lie inside a model of L layers."""
+        if not 1 <= self.depth < layers:
+            raise ValueError(
+                f"depth: expected 1 to {layers - 1}, so that the next layer's Q/K/V lies inside"
+                f" the model's {layers} layers, got {self.depth}"
+            )
         last = layers - 1 - self.depth
-        if self.depth < 1 or not 0 <= self.first <= last:
+        if not 0 <= self.first <= last:
             raise ValueError(
                 f"layer: expected 0 to {last}, so that {self.depth} whole layer and the next one's"
                 f" Q/K/V lie inside the model's {layers} layers, got {self.first}"

@@ -35,27 +35,27 @@ def qkv_proj(x_BTDn, w, D: int, eps: float):
     The bias is added after the scatter, once, by the owner of the group.
     """
     normed_BTDn = rms_norm(x_BTDn, w["input_norm"], D, eps)
-    qkv_BTKCH_U = jnp.einsum("btd,dkch->btkch", normed_BTDn, w["qkv"])
+    qkv_BTKCH_U = reference.project(normed_BTDn, w["qkv"])
     return scatter(qkv_BTKCH_U, 2) + w["qkv_bias"][None, None]
 
 
 def out_proj(o_BTKnGH, w):
     """o[B,T,K_n,G,H] . w[K_n,G,H,D] -> [B,T,D]{U_n} -> ReduceScatter -> [B,T,D_n]."""
-    out_BTD_U = jnp.einsum("btkgh,kghd->btd", o_BTKnGH, w["out"])
+    out_BTD_U = reference.out_proj(o_BTKnGH, w["out"])
     return scatter(out_BTD_U, 2)
 
 
 def gate_up_proj(x_BTDn, w, D: int, eps: float):
     """x[B,T,D_n] . w[D_n,2,F] -> [B,T,2,F]{U_n} -> ReduceScatter -> silu(gate) * up [B,T,F_n]."""
     normed_BTDn = rms_norm(x_BTDn, w["post_norm"], D, eps)
-    gate_up_BT2F_U = jnp.einsum("btd,dzf->btzf", normed_BTDn, w["gate_up"])
+    gate_up_BT2F_U = reference.project(normed_BTDn, w["gate_up"])
     gate_up_BT2Fn = scatter(gate_up_BT2F_U, 3)
     return jax.nn.silu(gate_up_BT2Fn[:, :, 0]) * gate_up_BT2Fn[:, :, 1]
 
 
 def down_proj(act_BTFn, w):
     """act[B,T,F_n] . w[F_n,D] -> [B,T,D]{U_n} -> ReduceScatter -> [B,T,D_n]."""
-    down_BTD_U = jnp.einsum("btf,fd->btd", act_BTFn, w["down"])
+    down_BTD_U = reference.project(act_BTFn, w["down"])
     return scatter(down_BTD_U, 2)
 
 
@@ -87,7 +87,7 @@ def layer(x_BTDn, w, cache, pos, cfg):
 def tensor_parallel_qkv(x_BTD, w, eps: float):
     """x[B,T,D] . w[D,K_n,C,H] -> [B,T,K_n,C,H]: no collective, the residual is complete."""
     normed_BTD = reference.rms_norm(x_BTD, w["input_norm"], eps)
-    return jnp.einsum("btd,dkch->btkch", normed_BTD, w["qkv"]) + w["qkv_bias"][None, None]
+    return reference.project(normed_BTD, w["qkv"]) + w["qkv_bias"][None, None]
 
 
 def tensor_parallel_rest(x_BTD, qkv_BTKnCH, w, cache, pos, cfg):
@@ -97,12 +97,12 @@ def tensor_parallel_rest(x_BTD, qkv_BTKnCH, w, cache, pos, cfg):
     act[B,T,F_n] . w[F_n,D].
     """
     o_BTKnGH, cache = reference.attention(qkv_BTKnCH, cache, pos, cfg.rope_theta)
-    out_BTD_U = jnp.einsum("btkgh,kghd->btd", o_BTKnGH, w["out"])
+    out_BTD_U = reference.out_proj(o_BTKnGH, w["out"])
     x_BTD = x_BTD + jax.lax.psum(out_BTD_U, AXIS)
     normed_BTD = reference.rms_norm(x_BTD, w["post_norm"], cfg.eps)
-    gate_up_BT2Fn = jnp.einsum("btd,dzf->btzf", normed_BTD, w["gate_up"])
+    gate_up_BT2Fn = reference.project(normed_BTD, w["gate_up"])
     act_BTFn = jax.nn.silu(gate_up_BT2Fn[:, :, 0]) * gate_up_BT2Fn[:, :, 1]
-    down_BTD_U = jnp.einsum("btf,fd->btd", act_BTFn, w["down"])
+    down_BTD_U = reference.project(act_BTFn, w["down"])
     return x_BTD + jax.lax.psum(down_BTD_U, AXIS), cache
 
 

@@ -19,9 +19,14 @@ class Text:
         from transformers import AutoTokenizer  # takes a second to import
 
         self.folder = pathlib.Path(folder)
+        # Without these files transformers makes a tokenizer with no words in it.
+        if not any((self.folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+            raise ValueError(
+                f"tokenizer: expected tokenizer.json or vocab.json, got nothing ({self.folder})"
+            )
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-        except (OSError, ValueError, KeyError) as e:
+        except Exception as e:  # whatever the files make transformers raise
             reason = str(e).splitlines()[0] if str(e) else repr(e)
             raise ValueError(
                 f"tokenizer: expected one in the folder, got {reason} ({self.folder})"
@@ -34,8 +39,14 @@ class Text:
         for name in ("generation_config.json", "config.json"):
             path = self.folder / name
             ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
-            if ids is not None:
-                return tuple(ids) if isinstance(ids, list) else (ids,)
+            if ids is None:
+                continue
+            listed = ids if isinstance(ids, list) else [ids]
+            if not all(type(i) is int for i in listed):
+                raise ValueError(
+                    f"eos_token_id: expected an id or a list of ids, got {ids!r} ({path})"
+                )
+            return tuple(listed)
         return ()
 
     def encode(self, prompt: str) -> np.ndarray:

@@ -1,0 +1,27 @@
+"""The audit of compiled programs: what crosses between nodes, and what it is made of."""
+
+from fcjax.audit.certify import certify
+from fcjax.audit.check import audit_interval
+from fcjax.audit.contract import Contract, interval_contract
+from fcjax.audit.hlo import Unauditable
+from fcjax.audit.roles import Complete, Public, Signature, State, Weight, signature, tensor
+from fcjax.audit.verdict import Collective, Failed, Verdict, Violation
+
+__all__ = [
+    "Collective",
+    "Complete",
+    "Contract",
+    "Failed",
+    "Public",
+    "Signature",
+    "State",
+    "Unauditable",
+    "Verdict",
+    "Violation",
+    "Weight",
+    "audit_interval",
+    "certify",
+    "interval_contract",
+    "signature",
+    "tensor",
+]

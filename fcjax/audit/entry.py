@@ -1,0 +1,80 @@
+"""Are a program's inputs the shards and blocks that the caller says they are?"""
+
+from collections.abc import Iterator
+
+from fcjax.audit.groups import iota, mesh_devices
+from fcjax.audit.hlo import Instruction, Module, Unauditable
+from fcjax.audit.roles import Role, Signature, State
+from fcjax.audit.verdict import Violation
+
+_REPLICATED, _TILED = 0, 3  # OpSharding.Type
+
+
+def entry_faults(module: Module, signature: Signature) -> Iterator[Violation]:
+    """Entry parameters whose number, size or layout over the nodes is not that of their role."""
+    if module.devices != signature.nodes:
+        yield Violation(
+            "wrong-signature", f"expected {signature.nodes} nodes, got {module.devices} partitions"
+        )
+    parameters = module.entry.parameters
+    if len(parameters) != len(signature.parameters):
+        yield Violation(
+            "wrong-signature",
+            f"expected {len(signature.parameters)} parameters, got {len(parameters)}",
+        )
+        return
+    for p, role in zip(parameters, signature.parameters, strict=True):
+        if p.shape.dims != role.shape:
+            state = isinstance(role, State)
+            yield Violation(
+                "complete-entry" if state else "wrong-block",
+                f"{role.name}: expected shape {role.shape} on each node, got {p.shape}",
+                line=module.line(p),
+            )
+        fault = _sharding_fault(p, role, signature.nodes)
+        if fault:
+            yield Violation(fault[0], f"{role.name}: {fault[1]}", line=module.line(p))
+
+
+def _sharding_fault(p: Instruction, role: Role, nodes: int) -> tuple[str, str] | None:
+    """Does the sharding that the compiler noted agree? It notes none in newer versions."""
+    if p["sharding"] is None or not role.axes:
+        return None
+    tiles, devices = _tiles(p["sharding"], len(role.axes), p.name)
+    expected = tuple(nodes if axis.split else 1 for axis in role.axes)
+    if tiles != expected:
+        code = "complete-entry" if isinstance(role, State) else "wrong-block"
+        return code, f"expected it cut into {expected} blocks, got {tiles}"
+    if role.split and devices != list(range(nodes)):
+        return "wrong-owner", f"expected the nodes in order, got blocks on devices {devices}"
+    return None
+
+
+def _tiles(sharding: dict, rank: int, where: str) -> tuple[tuple[int, ...], list[int]]:
+    """How many blocks along each dimension, and the device of each block."""
+    named = sharding["named_sharding"]
+    if named is not None:
+        mesh = mesh_devices(named["mesh"])
+        axes = [d["axes"] for d in named["dim_shardings"]] or [()] * rank
+        if named["unreduced_axes"] or any(r["sub_axis_info"] for refs in axes for r in refs):
+            raise Unauditable(f"{where}: expected whole mesh axes in its sharding, got {named}")
+        sizes = []
+        for refs in axes:
+            n = 1
+            for r in refs:
+                n *= mesh.shape[r["mesh_axis_index"]]
+            sizes.append(n)
+        used = [r["mesh_axis_index"] for refs in axes for r in refs]
+        rest = [d for d in range(mesh.ndim) if d not in used]
+        flat = mesh.transpose(used + rest).reshape(-1).tolist()
+        return tuple(sizes), flat
+    if sharding["type"] == _REPLICATED:
+        return (1,) * rank, []
+    if sharding["type"] != _TILED or sharding["last_tile_dims"]:
+        raise Unauditable(f"{where}: expected a plain tiled sharding, got type {sharding['type']}")
+    dims = sharding["tile_assignment_dimensions"]
+    devices = list(sharding["tile_assignment_devices"])
+    if not devices:
+        reshape, perm = sharding["iota_reshape_dims"], sharding["iota_transpose_perm"]
+        devices = iota(dims, reshape, perm, where).reshape(-1).tolist()
+    return tuple(dims[:rank]), devices

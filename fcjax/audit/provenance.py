@@ -1,0 +1,178 @@
+"""The provenance walk: what every value of the program is made of, from its inputs to its results.
+
+It interprets the entry computation once, with facts in place of numbers (`values`), follows calls,
+fusions and asynchronous pairs into the computations they name, and judges every array that a
+collective moves (`crossing`). Loops and branches are not followed: what comes out of them is state
+in an unknown order, which may not leave the node, and `traffic` forbids collectives inside.
+"""
+
+import dataclasses
+
+from fcjax.audit import contraction, traffic, transfer
+from fcjax.audit.crossing import Crossing, judge
+from fcjax.audit.hlo import Computation, Instruction, Module, Shape, Unauditable
+from fcjax.audit.roles import Complete, Public, Role, Signature, State, Weight
+from fcjax.audit.values import Kind, Trail, Tree, Value, leaves, mixed, public
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """What the walk found.
+
+    Attributes:
+      crossings: arrays that collectives move, in the order of the schedule.
+      results: what each array of the program's result is.
+    """
+
+    crossings: tuple[Crossing, ...]
+    results: tuple[Value, ...]
+
+
+def walk(module: Module, signature: Signature) -> Flow:
+    """Follow every value of the program; its parameters must be those of the signature."""
+    walker = _Walker(signature)
+    parameters = [
+        entry_value(p.shape, role)
+        for p, role in zip(module.entry.parameters, signature.parameters, strict=True)
+    ]
+    result = walker.run(module.entry, parameters)
+    return Flow(tuple(walker.crossings), tuple(leaves(result)))
+
+
+def entry_value(shape: Shape, role: Role) -> Value:
+    """What the caller says about an entry parameter."""
+    match role:
+        case State():
+            total = (role.name,)
+            return Value(
+                Kind.STATE, shape, role.digits("state"), sum=total, reads=frozenset([total])
+            )
+        case Weight():
+            return Value(Kind.WEIGHT, shape, role.digits("weight"), origin=role.name)
+        case Public():
+            return public(shape, f"public input {role.name}")
+        case Complete():
+            raise ValueError(f"{role.name}: expected a shard of state as input, got complete state")
+
+
+class _Walker:
+    def __init__(self, signature: Signature):
+        self.signature = signature
+        self.crossings: list[Crossing] = []
+
+    def run(self, computation: Computation, arguments: list[Tree]) -> Tree:
+        parameters = computation.parameters
+        if len(parameters) != len(arguments):
+            raise Unauditable(
+                f"{computation.name}: expected {len(parameters)} arguments, got {len(arguments)}"
+            )
+        known: dict[Instruction, Tree] = dict(zip(parameters, arguments, strict=True))
+        for i in computation.instructions:
+            if i.opcode != "parameter":
+                known[i] = self.step(i, [known[o] for o in i.operands])
+            _check_shape(i, known[i])
+        return known[computation.root]
+
+    def step(self, i: Instruction, operands: list[Tree]) -> Tree:
+        match i.opcode:
+            case "tuple":
+                return tuple(operands)
+            case "get-tuple-element":
+                return _element(i, operands[0])
+            case "fusion" | "call" | "async-start":
+                (body,) = i.called
+                return self.run(body, operands)
+            case "opt-barrier" | "async-update" | "async-done" | "copy-done" | "add-dependency":
+                return operands[0]
+            case "all-gather-done" | "all-reduce-done" | "collective-permute-done":
+                return operands[0]
+            case "copy-start":
+                return operands[0].replace(trail=Trail(i, operands[0].trail))
+            case "after-all":
+                return ()
+            case "while" | "conditional" | "custom-call":
+                return self.opaque(i, operands)
+            case _ if i.opcode in traffic.TRANSFERS:
+                return _tree(i, i.shape, operands)
+            case _ if i.opcode in traffic.COLLECTIVES:
+                return self.collective(i, operands)
+        return transfer.apply(i, operands)
+
+    def opaque(self, i: Instruction, operands: list[Tree]) -> Tree:
+        if i.opcode == "custom-call" and i["custom_call_target"] in traffic.GEMMS:
+            return _gemm(i, operands)
+        return _tree(i, i.shape, operands)
+
+    def collective(self, i: Instruction, operands: list[Tree]) -> Tree:
+        shapes = _result_shapes(i)
+        if i.opcode not in traffic.JUDGED or len(shapes) != len(operands):
+            out = [mixed(i, shape, operands) for shape in shapes]  # `traffic` reports it
+            out = [v.replace(complete=v.kind is Kind.STATE) for v in out]
+        else:
+            found = [
+                judge(i, operand, shape, self.signature)
+                for operand, shape in zip(operands, shapes, strict=True)
+            ]
+            self.crossings += found
+            out = [crossing.result for crossing in found]
+        return out[0] if len(out) == 1 and _result(i).dtype != "tuple" else tuple(out)
+
+
+def _result(i: Instruction) -> Shape:
+    """The shape that a collective ends up with: the second part of a start's pair."""
+    if i.opcode in ("all-gather-start", "collective-permute-start"):
+        return i.shape.elements[1]
+    return i.shape
+
+
+def _result_shapes(i: Instruction) -> tuple[Shape, ...]:
+    return _result(i).leaves()
+
+
+def _element(i: Instruction, operand: Tree) -> Tree:
+    index = i["tuple_index"]
+    if isinstance(operand, Value) or not 0 <= index < len(operand):
+        raise Unauditable(f"{i.name}: expected element {index} of a tuple")
+    return operand[index]
+
+
+def _tree(i: Instruction, shape: Shape, operands: list[Tree]) -> Tree:
+    """The result of something that is not followed: any function of its operands."""
+    if shape.dtype == "tuple":
+        return tuple(_tree(i, element, operands) for element in shape.elements)
+    if shape.dtype == "token":
+        return ()
+    return mixed(i, shape, leaves(tuple(operands)))
+
+
+def _check_shape(i: Instruction, tree: Tree) -> None:
+    """The rules rely on shapes that fit, and XLA's parser does not promise them."""
+    if isinstance(tree, Value) and i.shape.dtype not in ("tuple", "token"):
+        sizes = tuple(contraction.dg.size(d) for d in tree.dims)
+        if sizes != i.shape.dims:
+            raise Unauditable(f"{i.name}: expected shape {sizes}, got {i.shape}")
+
+
+def _gemm(i: Instruction, operands: list[Tree]) -> Tree:
+    """cuBLAS: (result, workspace) = lhs . rhs, if nothing is scaled, added or fused behind it."""
+    config = i.config().get("gemm_backend_config", {})
+    numbers = {
+        f"{side}_{what}_dimensions": tuple(
+            map(int, config.get("dot_dimension_numbers", {}).get(f"{side}_{what}_dimensions", ()))
+        )
+        for side in ("lhs", "rhs")
+        for what in ("contracting", "batch")
+    }
+    plain = (
+        config.get("alpha_real") == 1
+        and not config.get("alpha_imag")
+        and not config.get("beta")
+        and config.get("epilogue", "DEFAULT") == "DEFAULT"
+        and len(operands) == 2
+    )
+    if not plain:
+        return _tree(i, i.shape, operands)
+    result = contraction.dot(i, *operands, numbers)
+    if i.shape.dtype != "tuple":
+        return result
+    return (result, *(public(s, "a workspace") for s in i.shape.elements[1:]))

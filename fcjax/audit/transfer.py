@@ -1,0 +1,234 @@
+"""What each operator that runs on the node itself makes of what is known of its operands.
+
+Every rule is conservative: what it cannot follow loses its axes (`OPAQUE`), its product and its
+standing as a boundary value, and such a value may not leave the node. An operator that is not
+listed is an `Unauditable` error.
+"""
+
+from collections.abc import Callable
+
+from fcjax.audit import contraction
+from fcjax.audit import digits as dg
+from fcjax.audit.digits import Digit, Dims
+from fcjax.audit.hlo import Instruction, Unauditable
+from fcjax.audit.values import Kind, Trail, Value, mixed, public
+
+_FLOATS = ("f64", "f32", "f16", "bf16")
+
+
+def _carry(i: Instruction, value: Value, dims: Dims) -> Value:
+    """The same value in another layout or type."""
+    trail = Trail(i, value.trail) if value.kind is Kind.STATE else None
+    return value.replace(shape=i.shape, dims=dims, trail=trail)
+
+
+def _convert(i: Instruction, value: Value) -> Value:
+    # Rounding to another float keeps what a value is; integers and booleans do not.
+    if {value.shape.dtype, i.shape.dtype} <= set(_FLOATS):
+        return _carry(i, value, value.dims)
+    return _elementwise(i, value)
+
+
+def _bitcast(i: Instruction, value: Value) -> Value:
+    # A bitcast may also change the type: then its bits are no longer the same numbers.
+    if value.shape.dtype != i.shape.dtype:
+        return mixed(i, i.shape, [value])
+    return _carry(
+        i, value, dg.bitcast(value.dims, value.shape.layout, i.shape.dims, i.shape.layout)
+    )
+
+
+def _copy(i: Instruction, value: Value) -> Value:
+    return _carry(i, value, value.dims)
+
+
+def _reshape(i: Instruction, value: Value) -> Value:
+    return _carry(i, value, dg.reshape(value.dims, i.shape.dims))
+
+
+def _transpose(i: Instruction, value: Value) -> Value:
+    return _carry(i, value, tuple(value.dims[d] for d in i["dimensions"]))
+
+
+def _broadcast(i: Instruction, value: Value) -> Value:
+    dims = [dg.join([Digit(n)]) for n in i.shape.dims]
+    for source, target in enumerate(i["dimensions"]):
+        dims[target] = value.dims[source]
+    return _carry(i, value, tuple(dims))
+
+
+def _elementwise(i: Instruction, *operands: Value) -> Value:
+    state = [v.plain() for v in operands if v.kind is Kind.STATE]
+    out = mixed(i, i.shape, list(operands))
+    if not state:
+        return out
+    dims = state[0].dims
+    for other in state[1:]:
+        dims = dg.unify(dims, other.dims)
+    return out.replace(dims=dims)
+
+
+def _add(i: Instruction, a: Value, b: Value) -> Value:
+    """A sum of boundary values, or of one and its bias, is a boundary value."""
+    out = _elementwise(i, a, b)
+    if out.kind is not Kind.STATE or any(d.state == dg.OPAQUE for d in out.digits):
+        return out
+    parts: list[str] = []
+    for v in (a, b):
+        if v.kind is Kind.STATE and v.sum is not None:
+            parts += v.sum
+        elif v.kind is Kind.WEIGHT and _runs_along(v.dims, out.dims):
+            parts.append(v.origin)
+        else:
+            return out
+    total = tuple(sorted(parts))
+    return out.replace(sum=total, reads=frozenset([total]))
+
+
+def _runs_along(weight: Dims, state: Dims) -> bool:
+    """Is a bias added to the coordinates that it was declared for?"""
+    pairs = (p for x, y in zip(weight, state, strict=True) for p in dg.align(x, y))
+    return all(w.weight is None or w.weight == s.state for w, s in pairs)
+
+
+def _multiply(i: Instruction, a: Value, b: Value) -> Value:
+    return contraction.multiply(i, a, b) or _elementwise(i, a, b)
+
+
+def _dot(i: Instruction, a: Value, b: Value) -> Value:
+    return contraction.dot(i, a, b, i["dot_dimension_numbers"])
+
+
+def _reduce(i: Instruction, *operands: Value) -> Value | tuple:
+    over = i["dimensions"]
+    if len(operands) != 2:  # several arrays at once, as for argmax
+        return tuple(mixed(i, shape, list(operands)) for shape in i.shape.leaves())
+    value, initial = operands
+    if value.kind is not Kind.STATE or initial.kind is not Kind.PUBLIC:
+        return mixed(i, i.shape, list(operands))
+    if contraction.is_sum(i.called[0]):
+        return contraction.reduce_sum(i, value, over)
+    kept = tuple(d for n, d in enumerate(value.plain().dims) if n not in over)
+    return mixed(i, i.shape, [value]).replace(dims=kept)
+
+
+def _cut(i: Instruction, value: Value, whole: list[bool]) -> Value:
+    """State of which only some dimensions are kept whole; the others lose their order."""
+    out = mixed(i, i.shape, [value])
+    if out.kind is not Kind.STATE:
+        return out
+    dims = tuple(
+        d if w else dg.join([Digit(n, dg.OPAQUE if any(x.state is not None for x in d) else None)])
+        for d, w, n in zip(value.plain().dims, whole, i.shape.dims, strict=True)
+    )
+    return out.replace(dims=dims)
+
+
+def _slice(i: Instruction, value: Value) -> Value:
+    sizes = zip(value.shape.dims, i.slices, strict=True)
+    whole = [(s.start, s.limit, s.stride) == (0, n, 1) for n, s in sizes]
+    return _carry(i, value, value.dims) if all(whole) else _cut(i, value, whole)
+
+
+def _dynamic_slice(i: Instruction, value: Value, *starts: Value) -> Value:
+    if any(s.kind is not Kind.PUBLIC for s in starts):
+        return mixed(i, i.shape, [value, *starts])
+    whole = [a == b for a, b in zip(value.shape.dims, i.shape.dims, strict=True)]
+    return _carry(i, value, value.dims) if all(whole) else _cut(i, value, whole)
+
+
+def _pad(i: Instruction, value: Value, filler: Value) -> Value:
+    if filler.kind is not Kind.PUBLIC:
+        return mixed(i, i.shape, [value, filler])
+    return _cut(i, value, [not any(d.values()) for d in i["padding_config"]["dimensions"]])
+
+
+def _concatenate(i: Instruction, *operands: Value) -> Value:
+    (along,) = i["dimensions"]
+    out = mixed(i, i.shape, list(operands))
+    state = [v.plain() for v in operands if v.kind is Kind.STATE]
+    if not state:
+        return out
+    hide = lambda dims: (*dims[:along], (), *dims[along + 1 :])  # noqa: E731
+    dims = hide(state[0].dims)
+    for other in state[1:]:
+        dims = dg.unify(dims, hide(other.dims))
+    return out.replace(dims=(*dims[:along], out.dims[along], *dims[along + 1 :]))
+
+
+def _dynamic_update_slice(i: Instruction, value: Value, update: Value, *starts: Value) -> Value:
+    """A cache with new entries: along the dimension that is written it keeps its own axis."""
+    out = mixed(i, i.shape, [value, update, *starts])
+    if out.kind is not Kind.STATE or any(s.kind is not Kind.PUBLIC for s in starts):
+        return out
+    dims = []
+    for old, new, n, m in zip(
+        value.plain().dims, update.plain().dims, value.shape.dims, update.shape.dims, strict=True
+    ):
+        if n == m:
+            dims.append(dg.unify((old,), (new,))[0])
+        elif all(isinstance(d.state, dg.Part) and not d.state.axis.split for d in (*old, *new)):
+            dims.append(old)
+        else:
+            dims.append(dg.join([Digit(n, dg.OPAQUE)]))
+    return out.replace(dims=tuple(dims))
+
+
+def _source(i: Instruction) -> Value:
+    what = {"partition-id": "the node's number", "iota": "an iota", "constant": "a constant"}
+    return public(i.shape, what.get(i.opcode, i.opcode))
+
+
+def _mixed(i: Instruction, *operands: Value) -> Value | tuple:
+    """Runs on the node, but scrambles coordinates."""
+    out = tuple(mixed(i, shape, list(operands)) for shape in i.shape.leaves())
+    return out if i.shape.dtype == "tuple" else out[0]
+
+
+_ELEMENTWISE = """
+    abs acos acosh and asin asinh atan2 atanh cbrt ceil clamp clz compare cosine cosh count-leading-
+    zeros divide erf exponential exponential-minus-one floor imag is-finite log log-plus-one
+    logistic maximum minimum negate not or popcnt power real reduce-precision remainder
+    round-nearest-afz round-nearest-even rsqrt select shift-left shift-right-arithmetic
+    shift-right-logical sign sine sinh sqrt stochastic-convert subtract tan tanh xor complex
+""".split()
+_MIXED = """
+    batch-norm-grad batch-norm-inference batch-norm-training bitcast-convert cholesky convolution
+    fft gather map reduce-window reverse scatter select-and-scatter sort topk triangular-solve
+    rng rng-bit-generator rng-get-and-update-state get-dimension-size ragged-dot scan
+""".split()
+
+RULES: dict[str, Callable] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_MIXED, _mixed),
+    **dict.fromkeys(("constant", "iota", "partition-id", "replica-id"), _source),
+    "add": _add,
+    "bitcast": _bitcast,
+    "broadcast": _broadcast,
+    "concatenate": _concatenate,
+    "convert": _convert,
+    "copy": _copy,
+    "dot": _dot,
+    "dynamic-slice": _dynamic_slice,
+    "dynamic-update-slice": _dynamic_update_slice,
+    "multiply": _multiply,
+    "pad": _pad,
+    "reduce": _reduce,
+    "reshape": _reshape,
+    "slice": _slice,
+    "transpose": _transpose,
+}
+
+
+def apply(i: Instruction, operands: list[Value]) -> Value | tuple:
+    """What is known of the instruction's result; Unauditable if the operator is not known."""
+    rule = RULES.get(i.opcode)
+    if rule is None:
+        raise Unauditable(f"{i.name}: expected a known operator, got {i.opcode}")
+    try:
+        return rule(i, *operands)
+    except (TypeError, ValueError, IndexError, AssertionError) as e:
+        if isinstance(e, Unauditable):
+            raise
+        # XLA's parser does not check that shapes and attributes fit; rules rely on it.
+        raise Unauditable(f"{i.name}: expected operands that fit {i.opcode}, got {e}") from None

@@ -1,0 +1,54 @@
+"""Programs for the audit's tests: the real interval, whole or with one thing changed in it."""
+
+import contextlib
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+
+from fcjax import audit, ops, ownership
+from fcjax.config import ModelConfig
+from fcjax.model import Interval, Model
+from fcjax.ownership import AXIS, Plan
+
+# Sizes that no two axes share, local or complete, so that an axis cannot be taken for another.
+TINY = ModelConfig(
+    L=4, D=38, K=2, G=3, H=10, F=62, V=97,
+    tied=True, eps=1e-6, rope_theta=1e4, max_len=64, dtype="float32",
+)  # fmt: skip
+LENGTH = 11  # cache slots
+
+
+def interval(nodes=2, *, batch=1, tokens=1, depth=1, dtype=jnp.float32, cfg=TINY, patches=()):
+    """HLO text of the interval, compiled under the given patches, and its contract."""
+    model = Model(Plan(cfg, nodes), Interval(0, depth), ownership.make_mesh(nodes), dtype)
+    sizes = (batch, tokens, LENGTH)
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        text = model.compile(model.inside, *sizes).as_text()
+    return text, audit.interval_contract(model, *sizes)
+
+
+def verdict(*args, **kwargs) -> audit.Verdict:
+    """The audit of `interval(...)`."""
+    return audit.audit_interval(*interval(*args, **kwargs))
+
+
+def replace(name: str, fn):
+    """A patch that puts `fn` in the place of the operator `ops.<name>`."""
+    return mock.patch.object(ops, name, fn)
+
+
+def leak(fn):
+    """A patch: `fn` rebuilds the complete residual [B, T, D] from shards, and the layer uses it."""
+    layer = ops.layer
+
+    def leaking(x_BTDn, *args):
+        x_BTD = fn(x_BTDn)
+        start = jax.lax.axis_index(AXIS) * x_BTDn.shape[2]
+        # The neighbour's coordinates, so that the compiler cannot see that nothing has crossed.
+        own = jax.lax.dynamic_slice_in_dim(jnp.roll(x_BTD, 1, 2), start, x_BTDn.shape[2], 2)
+        return layer(x_BTDn + 0.5 * own.astype(x_BTDn.dtype), *args)
+
+    return replace("layer", leaking)

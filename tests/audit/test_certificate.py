@@ -1,0 +1,39 @@
+"""A certificate can be repeated from its files, and any changed byte is noticed."""
+
+import pytest
+
+from fcjax import audit
+from fcjax.audit import certificate
+from fcjax.model import Interval, Model
+from fcjax.ownership import Plan
+from tests.audit.programs import LENGTH, TINY, interval
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificate")
+    model = Model(Plan(TINY, 3), Interval(0, 1), mesh=None)
+    verdict = audit.audit_interval(*interval(3, batch=2))
+    certificate.write(folder, verdict, model, batch=2, tokens=1, length=LENGTH)
+    return folder
+
+
+def test_verify_repeats_the_audit(folder):
+    found = certificate.verify(folder)
+    assert found.ok and len(found.before) == 8 and len(found.after) == 1
+
+
+@pytest.mark.parametrize("name", [certificate.NAME, certificate.PROGRAM])
+def test_one_changed_byte(folder, name):
+    path = folder / name
+    honest = path.read_bytes()
+    try:
+        for position in range(0, len(honest), len(honest) // 97):
+            changed = bytearray(honest)
+            changed[position] ^= 1
+            path.write_bytes(changed)
+            with pytest.raises(ValueError):
+                certificate.verify(folder)
+    finally:
+        path.write_bytes(honest)
+    assert certificate.verify(folder).ok

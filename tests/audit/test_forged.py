@@ -1,0 +1,115 @@
+"""Programs that no compiler made: the honest one's HLO text with one line changed."""
+
+import re
+
+import pytest
+
+from fcjax import audit
+from tests.audit.programs import interval
+
+
+@pytest.fixture(scope="module")
+def honest():
+    text, contract = interval(3, batch=2)
+    assert audit.audit_interval(text, contract).ok
+    return text, contract
+
+
+def _one(pattern: str, new: str, text: str, count: int = 1) -> str:
+    changed, n = re.subn(pattern, new, text, count=count, flags=re.MULTILINE)
+    assert n, pattern
+    return changed
+
+
+_SCATTER = r"^(  %reduce_scatter\S* = .* reduce-scatter\(.*)$"
+_GROUPS = r"replica_groups=(mesh\[.*?\] \{.*?\}|\{\{.*?\}\})"
+
+
+def _groups(new: str):
+    """Other groups for the first reduce-scatter."""
+    return lambda text: _one(
+        _SCATTER, lambda m: re.sub(_GROUPS, f"replica_groups={new}", m[1]), text
+    )
+
+
+def _before_root(lines: str):
+    """More instructions at the end of the entry; %X is the residual that comes in."""
+
+    def edit(text):
+        head, entry = text.split("\nENTRY ")
+        entry = entry.replace("  ROOT %tuple", lines + "  ROOT %tuple", 1)
+        return head + "\nENTRY " + entry
+
+    return edit
+
+
+def _add_result(text):
+    """The residual that came in leaves the program as one more result."""
+    more = "f32[2,1,13]{2,1,0}"
+    text = _one(r"^(ENTRY .*)\) \{$", rf"\1, {more[:11]}) {{", text)
+    text = _one(r"(ROOT %tuple\S* = \(.*)\) tuple\((.*)\)$", rf"\1, {more}) tuple(\2, %X)", text)
+    return _one(r"(entry_computation_layout=\{\(.*?\)->\(.*?)\)\}", rf"\1, {more})}}", text)
+
+
+FORGED = {
+    "two of three nodes": ("wrong-group", _groups("{{0,1},{2}}")),
+    "another order of owners": ("wrong-owner", _groups("{{1,0,2}}")),
+    "groups of one, as iota": ("missing-collective", _groups("[3,1]<=[3]")),
+    "no channel": (
+        "wrong-group", lambda t: _one(_SCATTER, lambda m: m[1].replace("channel_id=1, ", "")
+                                      .replace("use_global_device_ids=true, ", ""), t),
+    ),
+    "maximum in place of a sum": (
+        "wrong-reduction",
+        lambda t: _one(r"^(  ROOT %\S+ = f32\[\] )add(\(%reduce_scatter)", r"\1maximum\2", t),
+    ),
+    "result in host memory": (
+        "host-transfer", lambda t: _one(r"^(  %reduce_scatter\S* = f32\[[\d,]*\]\{[\d,]*)\}",
+                                        r"\1:S(5)}", t),
+    ),
+    "outfeed of state": (
+        "host-transfer", _before_root(
+            "  %t = token[] after-all()\n"
+            "  %of = token[] outfeed(%X, %t), outfeed_shape=f32[2,1,13]{2,1,0}\n"),
+    ),
+    "collective-permute of state": (
+        "unplanned-collective", _before_root(
+            "  %cp = f32[2,1,13]{2,1,0} collective-permute(%X), channel_id=9,"
+            " source_target_pairs={{0,1},{1,2},{2,0}}\n"),
+    ),
+    "a library's own gather": (
+        "custom-call", _before_root(
+            '  %cc = f32[2,1,39]{2,1,0} custom-call(%X), custom_call_target="nvshmem_allgather"\n'),
+    ),
+    "collective-broadcast of state": (
+        "unplanned-collective", _before_root(
+            "  %cb = f32[2,1,13]{2,1,0} collective-broadcast(%X), channel_id=9,"
+            " replica_groups={{0,1,2}}\n"),
+    ),
+    "all-gather of everyone, unspelled": (
+        "extra-gather", _before_root(
+            "  %ag = f32[2,1,39]{2,1,0} all-gather(%X), channel_id=9, replica_groups={{0,1,2}},"
+            " dimensions={2}, use_global_device_ids=true\n"),
+    ),
+    "one more result": ("extra-result", _add_result),
+    "input cut over other devices": (
+        "wrong-owner", lambda t: _one(r"devices=\[1,1,3\]<=\[3\]", "devices=[1,1,3]2,1,0", t),
+    ),
+    "input on every node": (
+        "complete-entry", lambda t: _one(r"\{devices=\[1,1,3\]<=\[3\]\}", "{replicated}", t),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged(name, honest):
+    code, edit = FORGED[name]
+    text, contract = honest
+    residual = [r.name for r in contract.signature.parameters].index("residual")
+    entry = text.split("\nENTRY ")[1]
+    x = re.search(rf"%(\S+) = \S+ parameter\({residual}\)", entry)[1]
+    changed = edit(text)
+    changed = re.sub(r"%X\b", f"%{x}", changed)
+    assert changed != text
+    found = audit.audit_interval(changed, contract)
+    assert code in {v.code for v in found.violations}, str(found)[:3000]

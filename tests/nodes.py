@@ -1,0 +1,116 @@
+"""Running code on emulated nodes, and laying values out on them by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fcjax import ownership, reference
+from fcjax.model import Interval, Model
+from fcjax.ownership import AXIS, Plan
+
+
+def pad(plan: Plan, dims: str, x) -> np.ndarray:
+    """`x` with zeros at the end of every axis whose letter the plan splits."""
+    x = np.asarray(x)
+    ends = [
+        plan.split(d).padded - n if d in ownership.SPLIT_DIMS else 0
+        for d, n in zip(dims, x.shape, strict=True)
+    ]
+    return np.pad(x, [(0, end) for end in ends])
+
+
+def on_nodes(nodes: int, fn, arguments, results):
+    """Run ``fn`` as one node's code; returns host arrays, padding included.
+
+    Args:
+      nodes: N.
+      fn: called with the node's own blocks.
+      arguments: pairs (array, axis that is split or None).
+      results: per result, the axis that is split or None.
+    """
+    mesh = ownership.make_mesh(nodes)
+
+    def spec(axis):
+        return jax.P() if axis is None else jax.P(*[None] * axis, AXIS)
+
+    placed = [jax.device_put(x, jax.NamedSharding(mesh, spec(axis))) for x, axis in arguments]
+    mapped = jax.shard_map(
+        fn,
+        mesh=mesh,
+        in_specs=tuple(spec(axis) for _, axis in arguments),
+        out_specs=tuple(map(spec, results)),
+    )
+    return jax.device_get(jax.jit(mapped)(*placed))
+
+
+def place(x, target: jax.ShapeDtypeStruct) -> jax.Array:
+    """`x`, padded with zeros to the target's shape, laid out as the target says."""
+    x = np.pad(np.asarray(x), [(0, n - m) for n, m in zip(target.shape, x.shape, strict=True)])
+    return jax.device_put(x.astype(target.dtype), target.sharding)
+
+
+class Nodes:
+    """The three programs of a model on N nodes, run by hand, with their caches."""
+
+    def __init__(self, cfg, nodes, first, depth, params, batch, length):
+        self.model = Model(Plan(cfg, nodes), Interval(first, depth), ownership.make_mesh(nodes))
+        self.params = {
+            path: place(params[path], target) for path, target in self.model.params().items()
+        }
+        self.batch, self.length, self.pos = batch, length, 0
+        self.caches = self.model.init_cache(batch, length)
+        self._compiled = {}
+
+    def program(self, name: str, tokens: int):
+        """The compiled program for T tokens."""
+        if (name, tokens) not in self._compiled:
+            program = getattr(self.model, name)
+            self._compiled[name, tokens] = self.model.compile(
+                program, self.batch, tokens, self.length
+            )
+        return self._compiled[name, tokens]
+
+    def run(self, name: str, tokens: int, *arguments):
+        """Run one program at the present position; its caches are replaced."""
+        program = getattr(self.model, name)
+        everywhere = jax.NamedSharding(self.model.mesh, jax.P())
+        *results, caches = self.program(name, tokens)(
+            {path: self.params[path] for path in program.params},
+            [self.caches[i] for i in program.layers],
+            *arguments,
+            jax.device_put(jnp.int32(self.pos), everywhere),
+        )
+        for i, cache in zip(program.layers, caches, strict=True):
+            self.caches[i] = cache
+        return results
+
+    def step(self, tokens_BT):
+        """One pass: residual and qkv as shards, both complete, and the logits."""
+        T = tokens_BT.shape[1]
+        tokens = jax.device_put(tokens_BT, self.model.value("tokens", *tokens_BT.shape).sharding)
+        (x_BTDn,) = self.run("before", T, tokens)
+        x_BTDn, qkv_BTKnCH, x_BTD, qkv_BTKCH = self.run("inside", T, x_BTDn)
+        (logits_BV,) = self.run("after", T, x_BTD, qkv_BTKCH)
+        self.pos += T
+        return x_BTDn, qkv_BTKnCH, x_BTD, qkv_BTKCH, logits_BV
+
+
+def reference_model(cfg, params) -> reference.Qwen2:
+    """The unsharded reference with these parameters."""
+    arrays = {path: jnp.asarray(x) for path, x in params.items()}
+    return reference.set_params(reference.abstract_model(cfg), arrays)
+
+
+@jax.jit
+def run_reference(model, tokens_BT, cache, pos):
+    """Every residual, every layer's qkv, logits of every token, and the cache."""
+    residuals, cache = model(tokens_BT, cache, pos)
+    qkv = [layer.qkv_proj(x) for layer, x in zip(model.layers, residuals[:-1], strict=True)]
+    return residuals, qkv, model.logits(residuals[-1]), cache
+
+
+def error(out, ref) -> float:
+    """Largest relative error of a row, a row being what stands along the last axis."""
+    out, ref = (np.asarray(x, np.float64).reshape(-1, np.shape(x)[-1]) for x in (out, ref))
+    assert out.shape == ref.shape
+    return float(np.max(np.linalg.norm(out - ref, axis=1) / np.linalg.norm(ref, axis=1)))
