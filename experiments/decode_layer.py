@@ -77,7 +77,9 @@ def main(_):
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     folder.finish(result.to_json() | {"peak_bytes": peak})
 
-    print(f"\n{FLAGS.prompt}\n  -> {text.decode(result.tokens[0])}\n")
+    # A random checkpoint's ids are mostly outside the vocabulary of its borrowed tokenizer.
+    answer = text.decode(result.tokens[0]) or f"(token ids) {result.tokens[0].tolist()}"
+    print(f"\n{FLAGS.prompt}\n  -> {answer}\n")
     print(programs.audits[1].text("audit of the program that ran every step"))
     print(result.text())
     print(

@@ -22,9 +22,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 # Keys of a Qwen2 config.json that do not change what the decoder computes at inference.
 _IGNORED_KEYS = frozenset({
     "_name_or_path", "architectures", "attention_dropout", "bos_token_id",
-    "chunk_size_feed_forward", "eos_token_id", "id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "label2id",
-    "max_window_layers", "output_attentions", "output_hidden_states", "pad_token_id", "return_dict",
-    "transformers_version", "use_cache",
+    "chunk_size_feed_forward", "eos_token_id", "id2label", "initializer_range", "is_decoder",
+    "is_encoder_decoder", "label2id", "max_window_layers", "output_attentions",
+    "output_hidden_states", "pad_token_id", "return_dict", "transformers_version", "use_cache",
 })  # fmt: skip
 
 

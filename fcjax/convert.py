@@ -109,9 +109,10 @@ def read_block(cfg: ModelConfig, path: str, index: tuple[slice, ...], read) -> n
         if block is None:
             block = np.empty([stop - start for start, stop in span.values()], part.dtype)
         fused = dims.index("C") if "C" in dims else dims.index("2")
-        block[(slice(None),) * fused + (_slot(cfg, piece.slot),)] = part
+        block[(slice(None),) * fused + (slot(cfg, piece.slot),)] = part
     return block
 
 
-def _slot(cfg: ModelConfig, slot: str) -> slice | int:
-    return {"q": slice(0, cfg.G), "k": cfg.G, "v": cfg.G + 1, "gate": 0, "up": 1}[slot]
+def slot(cfg: ModelConfig, name: str) -> slice | int:
+    """Where a part of a fused parameter stands on its "C" or "2" axis."""
+    return {"q": slice(0, cfg.G), "k": cfg.G, "v": cfg.G + 1, "gate": 0, "up": 1}[name]

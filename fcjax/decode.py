@@ -127,7 +127,8 @@ class Decoder:
         model = self.programs.model
         before, inside, after = self.programs.get(tokens_BT.shape[1])
         start = time.perf_counter()
-        # Nothing of a step may pass through the host but what is put there by name.
+        # A host array that slips in among the arguments would be copied to every node in silence.
+        # (Copies to the host are refused on GPUs only; that a step makes none rests on the audit.)
         with jax.transfer_guard("disallow"):
             tokens, pos = jax.device_put(
                 (np.asarray(tokens_BT, np.int32), np.int32(self.pos)), self._everywhere

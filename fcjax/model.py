@@ -12,6 +12,7 @@ takes the layer's name out of the HLO.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -144,6 +145,10 @@ class Model:
             case "logits":
                 return self._abstract((batch, cfg.V), jax.P())
 
+    def pos(self) -> jax.ShapeDtypeStruct:
+        """The position of the first of the T tokens: public, on every node."""
+        return self._abstract((), jax.P(), jnp.int32)
+
     def param(self, path: str) -> jax.ShapeDtypeStruct:
         """Padded shape, type and sharding of a parameter."""
         cuts = self._cuts(path)
@@ -197,7 +202,7 @@ class Model:
         params = {path: self.param(path) for path in program.params}
         caches = [self.cache(batch, length)] * len(program.layers)
         arguments = [self.value(name, batch, tokens) for name in program.arguments]
-        arguments.append(self._abstract((), jax.P(), jnp.int32))  # pos
+        arguments.append(self.pos())
         results = [self.value(name, batch, tokens) for name in program.results]
         spec = lambda tree: jax.tree.map(lambda leaf: leaf.sharding.spec, tree)  # noqa: E731
         fn = jax.shard_map(
@@ -208,36 +213,40 @@ class Model:
         )
         return jax.jit(fn, donate_argnums=1).lower(params, caches, *arguments).compile()
 
+    def layer_program(self, layer: int) -> Program:
+        """One layer by itself, for the benchmark: on shards inside the interval, else complete."""
+        inside = layer in self.inside.layers
+        run = self.sharded_layers if inside else self.tensor_parallel_layers
+        residual = "residual" if inside else "complete_residual"
+        return Program(
+            fn=functools.partial(run, (layer,)),
+            params=_layer_paths(layer),
+            layers=(layer,),
+            arguments=(residual,),
+            results=(residual,),
+        )
+
     def _run_before(self, params, caches, tokens_BT, pos):
-        cfg, split = self.plan.cfg, self.plan.split("D")
+        split = self.plan.split("D")
         with jax.named_scope("embed"):
             x_BTDn = params["embed"][tokens_BT]
         if not caches:  # the interval starts at layer 0: a node looks up its own columns
             return x_BTDn, caches
         x_BTD = ops.gather(x_BTDn, 2, split)
-        new_caches = []
-        for i, cache in zip(self.before.layers, caches, strict=True):
-            with jax.named_scope(f"layer_{i}"):
-                w = _layer_params(params, i)
-                qkv_BTKnCH = ops.tensor_parallel_qkv(x_BTD, w, cfg.eps)
-                x_BTD, cache = ops.tensor_parallel_rest(x_BTD, qkv_BTKnCH, w, cache, pos, cfg)
-            new_caches.append(cache)
-        return ops.own(x_BTD, 2, split), new_caches
+        layers = self.before.layers
+        x_BTD, caches = self.tensor_parallel_layers(layers, params, caches, x_BTD, pos)
+        return ops.own(x_BTD, 2, split), caches
 
     def _run_inside(self, params, caches, x_BTDn, pos):
-        cfg = self.plan.cfg
-        new_caches = []
-        for i, cache in zip(self.inside.layers, caches, strict=True):
-            with jax.named_scope(f"layer_{i}"):
-                x_BTDn, cache = ops.layer(x_BTDn, _layer_params(params, i), cache, pos, cfg)
-            new_caches.append(cache)
+        cfg, layers = self.plan.cfg, self.inside.layers
+        x_BTDn, caches = self.sharded_layers(layers, params, caches, x_BTDn, pos)
         with jax.named_scope(f"layer_{self.interval.successor}"), jax.named_scope("qkv"):
             w = _layer_params(params, self.interval.successor)
             qkv_BTKnCH = ops.qkv_proj(x_BTDn, w, cfg.D, cfg.eps)
         # The interval ends here.
         with jax.named_scope("compatibility_all_gather"):
             complete = self._compatibility_all_gather(x_BTDn, qkv_BTKnCH)
-        return x_BTDn, qkv_BTKnCH, *complete, new_caches
+        return x_BTDn, qkv_BTKnCH, *complete, caches
 
     def _compatibility_all_gather(self, x_BTDn, qkv_BTKnCH):
         """One all-gather of residual and q, k, v for the unmodified layers: outside the claim.
@@ -256,21 +265,42 @@ class Model:
 
     def _run_after(self, params, caches, x_BTD, qkv_BTKCH, pos):
         cfg, plan = self.plan.cfg, self.plan
-        new_caches = []
-        for i, cache in zip(self.after.layers, caches, strict=True):
-            with jax.named_scope(f"layer_{i}"):
-                w = _layer_params(params, i)
-                if i == self.interval.successor:  # its q, k, v came out of the interval
-                    qkv_BTKnCH = ops.own(qkv_BTKCH, 2, plan.split("K"))
-                else:
-                    qkv_BTKnCH = ops.tensor_parallel_qkv(x_BTD, w, cfg.eps)
-                x_BTD, cache = ops.tensor_parallel_rest(x_BTD, qkv_BTKnCH, w, cache, pos, cfg)
-            new_caches.append(cache)
+        # The successor's q, k, v came out of the interval; nothing is computed twice.
+        qkv_BTKnCH = ops.own(qkv_BTKCH, 2, plan.split("K"))
+        x_BTD, caches = self.tensor_parallel_layers(
+            self.after.layers, params, caches, x_BTD, pos, qkv_BTKnCH
+        )
         with jax.named_scope("head"):
             table_VDn = params["embed" if cfg.tied else "head"]
             split = plan.split("D")
             logits_BV = ops.tensor_parallel_head(x_BTD, table_VDn, params["norm"], split, cfg.eps)
-        return logits_BV, new_caches
+        return logits_BV, caches
+
+    def tensor_parallel_layers(self, layers, params, caches, x_BTD, pos, qkv_BTKnCH=None):
+        """The unmodified layers, on the complete residual.
+
+        `qkv_BTKnCH` is given where the first one's Q/K/V is there already.
+        """
+        cfg, new_caches = self.plan.cfg, []
+        for i, cache in zip(layers, caches, strict=True):
+            with jax.named_scope(f"layer_{i}"):
+                w = _layer_params(params, i)
+                if qkv_BTKnCH is None:
+                    qkv_BTKnCH = ops.tensor_parallel_qkv(x_BTD, w, cfg.eps)
+                x_BTD, cache = ops.tensor_parallel_rest(x_BTD, qkv_BTKnCH, w, cache, pos, cfg)
+            qkv_BTKnCH = None
+            new_caches.append(cache)
+        return x_BTD, new_caches
+
+    def sharded_layers(self, layers, params, caches, x_BTDn, pos):
+        """Whole layers that read shards and leave shards."""
+        new_caches = []
+        for i, cache in zip(layers, caches, strict=True):
+            with jax.named_scope(f"layer_{i}"):
+                w = _layer_params(params, i)
+                x_BTDn, cache = ops.layer(x_BTDn, w, cache, pos, self.plan.cfg)
+            new_caches.append(cache)
+        return x_BTDn, new_caches
 
 
 _QKV = ("input_norm", "qkv", "qkv_bias")  # the parameters up to a layer's Q/K/V

@@ -3,9 +3,10 @@
 Everything that depends on the split is derived from a `Plan`: partition specs, padded sizes, the
 blocks that are loaded, the audit's contract, and the rows of the ledger.
 
-A split dimension is dealt out in equal runs of ceil(size / N) coordinates, in order of the nodes;
-if N does not divide the size, the last runs reach into zero padding, which is never state. KV groups
-are dealt whole, so with fewer groups than nodes some nodes own none of q, k, v and their cache.
+A split dimension is dealt out in equal runs of ceil(size / N) coordinates, in order of the nodes.
+If N does not divide the size, the last runs reach into zero padding, which is never state. KV
+groups are dealt whole, so with fewer groups than nodes some nodes own none of q, k, v and their
+cache.
 """
 
 import dataclasses

@@ -16,16 +16,18 @@ class Text:
 
     def __init__(self, folder):
         """Raises ValueError if the folder has no tokenizer that transformers can read."""
-        from transformers import AutoTokenizer  # takes a second to import
+        # Not AutoTokenizer: it gives every folder of model_type qwen2 Qwen2's own pre-tokenizer,
+        # whatever tokenizer.json says.
+        from transformers import PreTrainedTokenizerFast  # takes a second to import
 
         self.folder = pathlib.Path(folder)
-        # Without these files transformers makes a tokenizer with no words in it.
-        if not any((self.folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-            raise ValueError(
-                f"tokenizer: expected tokenizer.json or vocab.json, got nothing ({self.folder})"
-            )
+        # Without this file transformers makes a tokenizer with no words in it.
+        if not (self.folder / "tokenizer.json").is_file():
+            raise ValueError(f"tokenizer: expected tokenizer.json, got nothing ({self.folder})")
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+            self._tokenizer = PreTrainedTokenizerFast.from_pretrained(
+                self.folder, local_files_only=True
+            )
         except Exception as e:  # whatever the files make transformers raise
             reason = str(e).splitlines()[0] if str(e) else repr(e)
             raise ValueError(

@@ -19,7 +19,8 @@ from fcjax import cli
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("steps", 1, "How many steps.", lower_bound=1)
-flags.DEFINE_enum("end", "well", ["well", "failed", "input", "file", "bug", "lines"], "How.")
+ENDS = ["well", "failed", "input", "file", "bug", "lines", "library"]
+flags.DEFINE_enum("end", "well", ENDS, "How.")
 flags.DEFINE_string("needed", None, "A flag without a default.", required=True)
 
 
@@ -34,6 +35,8 @@ def main(_):
             open("/none/such")
         case "lines":
             raise ValueError("many\\n  lines")
+        case "library":
+            int("what a library raises")
         case "bug":
             raise TypeError("a fault of ours")
 
@@ -122,6 +125,7 @@ def test_traceback_on_request(run):
 
 
 def test_a_fault_of_ours_is_not_bad_input(run):
-    result = run("--end=bug")
-    assert result.returncode == 1
-    assert "Traceback" in result.stderr and "a fault of ours" in result.stderr
+    for end, words in ("bug", "a fault of ours"), ("library", "what a library raises"):
+        result = run(f"--end={end}")
+        assert result.returncode == 1
+        assert "Traceback" in result.stderr and words in result.stderr

@@ -205,6 +205,11 @@ def run_layer(N, params, x, cache, pos, cuts=INTERVAL_CUT):
     return nodes.on_nodes(N, fn, arguments, [2 if sharded else None, 1, 1])
 
 
+@jax.jit
+def reference_layer(layer, x, cache, pos):
+    return layer(x, cache, pos)
+
+
 def filled_cache(B, pos):
     """A cache with random numbers in its first slots."""
     shape = (B, CFG.K, LENGTH, CFG.H)
@@ -219,7 +224,7 @@ def filled_cache(B, pos):
 def test_layer(N, B, T, pos, params, layer):
     x, cache = normal(B, T, CFG.D), filled_cache(B, pos)
     out, k, v = run_layer(N, params, x, cache, pos)
-    ref, (ref_k, ref_v) = jax.jit(lambda m, *a: m(*a))(layer, x, cache, pos)
+    ref, (ref_k, ref_v) = reference_layer(layer, x, cache, pos)
     check(out, ref, 2)
     for mine, theirs, before in zip((k, v), (ref_k, ref_v), cache, strict=True):
         written = slice(pos, pos + T)
@@ -234,7 +239,7 @@ def test_layer(N, B, T, pos, params, layer):
 def test_tensor_parallel_layer(N, B, T, pos, params, layer):
     x, cache = normal(B, T, CFG.D), filled_cache(B, pos)
     out, k, v = run_layer(N, params, x, cache, pos, TENSOR_PARALLEL_CUT)
-    ref, (ref_k, ref_v) = jax.jit(lambda m, *a: m(*a))(layer, x, cache, pos)
+    ref, (ref_k, ref_v) = reference_layer(layer, x, cache, pos)
     assert nodes.error(out, ref) < BOUND
     written = slice(pos, pos + T)
     check(k[:, :, written], ref_k[:, :, written], 1)

@@ -16,7 +16,7 @@ def hf_tensors(cfg: ModelConfig, params: Mapping) -> Iterator[tuple[str, np.ndar
             part, letters = np.asarray(params[path]), list(dims)
             if piece.slot is not None:
                 fused = next(i for i, d in enumerate(dims) if d in ("C", "2"))
-                part = part[(slice(None),) * fused + (convert._slot(cfg, piece.slot),)]
+                part = part[(slice(None),) * fused + (convert.slot(cfg, piece.slot),)]
                 letters[fused : fused + 1] = ["G"] if piece.slot == "q" else []
             order = [letters.index(letter) for axis in piece.axes for letter in axis]
             yield piece.name, part.transpose(order).reshape(piece.shape(cfg))

@@ -1,0 +1,165 @@
+"""Timing peers against each other in one run.
+
+The machines that this runs on are noisy and drift, so the peers take turns, and what is quoted is
+the median over rounds and the ratio within a round.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fcjax import reference
+from fcjax.decode import Decoder
+from fcjax.model import Model
+
+
+def take_turns(peers: dict[str, Callable], rounds: int, calls: int = 3) -> dict[str, list[float]]:
+    """Seconds a call of each peer, one figure a round.
+
+    Args:
+      peers: functions without arguments; a returned array is waited for.
+      rounds: counted rounds, after one that is not counted.
+      calls: calls of a peer in a row; the fastest is its figure for the round.
+    """
+    seconds = {name: [] for name in peers}
+    for _ in range(rounds + 1):
+        for name, call in peers.items():
+            best = float("inf")
+            for _ in range(calls):
+                start = time.perf_counter()
+                jax.block_until_ready(call())
+                best = min(best, time.perf_counter() - start)
+            seconds[name].append(best)
+    return {name: figures[1:] for name, figures in seconds.items()}
+
+
+def table(title: str, seconds: dict[str, list[float]], base: str) -> str:
+    """Median, spread, and ratio to `base` round by round, as text."""
+    lines = [f"{title:<44} median ms   min .. max ms         x {base} (min .. max)"]
+    for name, figures in seconds.items():
+        ms = [1e3 * s for s in figures]
+        ratio = [s / b for s, b in zip(figures, seconds[base], strict=True)]
+        lines.append(
+            f"  {name:<42} {statistics.median(ms):9.2f}   {min(ms):8.2f} .. {max(ms):8.2f}"
+            f"   {statistics.median(ratio):5.2f} ({min(ratio):.2f} .. {max(ratio):.2f})"
+        )
+    return "\n".join(lines)
+
+
+def bandwidth_reader(mesh, gigabytes: float = 1.0) -> tuple[Callable, int]:
+    """A peer that reads so many bytes of memory once, all nodes at a time, and the bytes."""
+    rows = int(gigabytes * 2**28)
+    split = jax.NamedSharding(mesh, jax.P(mesh.axis_names[0]))
+    data = jnp.ones((mesh.size, rows // mesh.size), jnp.float32, device=split)
+    per_node = jax.shard_map(
+        lambda x: jnp.sum(x, axis=1), mesh=mesh, in_specs=split.spec, out_specs=split.spec
+    )
+    read = jax.jit(per_node)
+    return lambda: read(data), data.nbytes
+
+
+def layer_step(model: Model, params: dict, layer: int, length: int) -> Callable:
+    """One layer over the nodes, one token at the end of a cache of `length` slots."""
+    program = model.layer_program(layer)
+    step = model.compile(program, batch=1, tokens=1, length=length)
+    params = {path: params[path] for path in program.params}
+    state = _ones(model.value(program.arguments[0], batch=1, tokens=1))
+    pos = _ones(model.pos()) * (length - 1)
+    caches = [tuple(map(_ones, model.cache(1, length)))]
+
+    def call():
+        nonlocal caches
+        residual, caches = step(params, caches, state, pos)
+        return residual
+
+    return call
+
+
+def decode_step(decoder: Decoder) -> Callable:
+    """One decode step into the last slot of the caches, logits out."""
+    token = np.ones((1, 1), np.int32)
+
+    def call():
+        decoder.pos = decoder.programs.length - 1
+        return decoder.step(token).logits
+
+    return call
+
+
+class Unsharded:
+    """The reference model as a peer: the same work on one device, with all cores."""
+
+    def __init__(self, source, length: int):
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        targets = {
+            path: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device)
+            for path, shape in reference.param_shapes(source.cfg).items()
+        }
+        model = reference.abstract_model(source.cfg)
+        self.model = reference.set_params(model, source.load(targets))
+        self.pos = jnp.int32(length - 1)
+        self.caches = reference.init_cache(source.cfg, 1, length)
+
+    def layer_step(self, layer: int) -> Callable:
+        """One layer, one token into the last slot of its cache."""
+        step = jax.jit(lambda module, x, cache, pos: module(x, cache, pos), donate_argnums=2)
+        x_BTD = jnp.ones((1, 1, self.model.cfg.D))
+
+        def call():
+            module, cache = self.model.layers[layer], self.caches[layer]
+            residual, self.caches[layer] = step(module, x_BTD, cache, self.pos)
+            return residual
+
+        return call
+
+    def decode_step(self) -> Callable:
+        """One decode step into the last slot of the caches, logits out."""
+
+        def run(model, tokens, caches, pos):
+            residuals, caches = model(tokens, caches, pos)
+            return model.logits(residuals[-1]), caches
+
+        step = jax.jit(run, donate_argnums=2)
+        token = jnp.ones((1, 1), jnp.int32)
+
+        def call():
+            logits, self.caches = step(self.model, token, self.caches, self.pos)
+            return logits
+
+        return call
+
+
+def torch_step(folder, length: int) -> Callable:
+    """One decode step of transformers on torch in f32, at the end of a cache of `length` - 1."""
+    import torch
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    cache = DynamicCache(config=model.config)
+
+    @torch.no_grad()
+    def call():
+        if cache.get_seq_length() == 0:
+            model(torch.ones(1, length - 1, dtype=torch.int64), cache=cache)
+        out = model(torch.ones(1, 1, dtype=torch.int64), cache=cache)
+        cache.crop(-1)
+        return np.asarray(out.logits)
+
+    return call
+
+
+def step_bytes(cfg, length: int) -> int:
+    """Bytes that a decode step must read in f32: every weight but the embedding rows that it does
+    not look up (a tied table is read by the head), and the filled cache."""
+    shapes = reference.param_shapes(cfg)
+    weights = sum(math.prod(s) for p, s in shapes.items() if cfg.tied or p != "embed")
+    return 4 * (weights + 2 * cfg.L * cfg.K * length * cfg.H)
+
+
+def _ones(target: jax.ShapeDtypeStruct) -> jax.Array:
+    return jnp.ones(target.shape, target.dtype, device=target.sharding)
