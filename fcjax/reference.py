@@ -51,9 +51,12 @@ def project(x_BTM, w_MX):
     """
     B, T, M = x_BTM.shape
     R = math.gcd(M, 8)
-    x_BTRM, w_RMX = x_BTM.reshape(B, T, R, M // R), w_MX.reshape(R, M // R, -1)
-    y_BTX = jnp.einsum("btrm,rmx->rbtx", x_BTRM, w_RMX).sum(axis=0)
+    y_BTX = _sum_in_runs(x_BTM.reshape(B, T, R, M // R), w_MX.reshape(R, M // R, -1))
     return y_BTX.reshape(B, T, *w_MX.shape[1:])
+
+
+def _sum_in_runs(x_BTRM, w_RMX):
+    return jnp.einsum("btrm,rmx->rbtx", x_BTRM, w_RMX).sum(axis=0)
 
 
 def rms_norm(x_BTD, weight_D, eps: float):
@@ -69,9 +72,9 @@ def rms_norm(x_BTD, weight_D, eps: float):
 
 
 def out_proj(o_BTKGH, w_KGHD):
-    """o[B, T, K, G, H] . w[K, G, H, D] -> [B, T, D]."""
-    B, T = o_BTKGH.shape[:2]
-    return project(o_BTKGH.reshape(B, T, -1), w_KGHD.reshape(-1, w_KGHD.shape[-1]))
+    """o[B, T, K, G, H] . w[K, G, H, D] -> [B, T, D], as `project`, with one run for each group."""
+    B, T, K = o_BTKGH.shape[:3]
+    return _sum_in_runs(o_BTKGH.reshape(B, T, K, -1), w_KGHD.reshape(K, -1, w_KGHD.shape[-1]))
 
 
 def rope(x_BTKGH, pos, theta: float):
