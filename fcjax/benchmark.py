@@ -138,7 +138,9 @@ def torch_step(folder, length: int) -> Callable:
     """One decode step of transformers on torch in f32, at the end of a cache of `length` - 1."""
     import torch
     from transformers import AutoModelForCausalLM, DynamicCache
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     cache = DynamicCache(config=model.config)
 

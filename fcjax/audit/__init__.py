@@ -3,7 +3,7 @@
 from fcjax.audit.certify import certify
 from fcjax.audit.check import audit_interval
 from fcjax.audit.contract import Contract, interval_contract
-from fcjax.audit.hlo import Unauditable
+from fcjax.audit.hlo import Unauditable, parse
 from fcjax.audit.roles import Complete, Public, Signature, State, Weight, signature, tensor
 from fcjax.audit.verdict import Collective, Failed, Verdict, Violation
 
@@ -22,6 +22,7 @@ __all__ = [
     "audit_interval",
     "certify",
     "interval_contract",
+    "parse",
     "signature",
     "tensor",
 ]

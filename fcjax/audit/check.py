@@ -13,7 +13,7 @@ from fcjax.audit.crossing import (
     Crossing,
     holds,
 )
-from fcjax.audit.entry import entry_faults
+from fcjax.audit.entry import entry_faults, fits
 from fcjax.audit.hlo import Instruction, Module, Unauditable, parse
 from fcjax.audit.provenance import Flow, walk
 from fcjax.audit.roles import Complete, Public, State
@@ -31,7 +31,7 @@ def audit_interval(text: str, contract: Contract) -> Verdict:
     if not module.scheduled:
         raise Unauditable(f"{module.name}: expected a scheduled module, got one without an order")
     violations = [*entry_faults(module, contract.signature)]
-    if any(v.code == "wrong-signature" for v in violations):
+    if not fits(module, contract.signature):
         return Verdict(text, tuple(violations), (), ())
     check = _Check(module, contract, walk(module, contract.signature))
     check.crossings()

@@ -85,6 +85,31 @@ def reduce_sum(instruction: Instruction, value: Value, over) -> Value:
     return _sum(whole, gone) if value.product else whole
 
 
+def reduce_runs(instruction: Instruction, value: Value, windows: list[dict]) -> Value | None:
+    """Sum of a product in consecutive windows, as in a tree reduction; None for other windows."""
+    if value.product is None:
+        return None
+    dims, gone = [], []
+    for digits, n, out, w in zip(
+        value.dims, value.shape.dims, instruction.shape.dims, windows, strict=True
+    ):
+        low, high, width = w["padding_low"], w["padding_high"], w["size"]
+        if width == 1 and w["stride"] == 1 and n == out:
+            dims.append(digits)
+            continue
+        # Every coordinate is in exactly one window, and no window is all padding.
+        tiled = w["stride"] == width and 0 <= low < width and 0 <= high < width
+        plain = w["window_dilation"] == w["base_dilation"] == 1 and not w["window_reversal"]
+        if not (tiled and plain and out * width == low + n + high):
+            return None
+        if not _paired(value.product, digits):
+            return None
+        if out == 1:
+            gone += digits
+        dims.append(dg.enclose(digits, out) if digits else ())
+    return _sum(_state(instruction, tuple(dims), [value], value.product), gone)
+
+
 def contraction_fault(value: Value, weights: dict[str, Tensor]) -> tuple[str, str] | None:
     """Why a state value may not leave the node, as (reason code, words); None if it may.
 
@@ -102,6 +127,9 @@ def contraction_fault(value: Value, weights: dict[str, Tensor]) -> tuple[str, st
     left = [d for d in value.digits if d.weight is not None]
     if any(d.state is not None and d.weight is not None for d in value.digits):
         return "partial-contraction", f"it is multiplied by {name}, but not summed over {left}"
+    known = [_on(d.weight, axis) for d in (*summed, *left) for axis in weight.axes]
+    if sum(known) != len(summed) + len(left):
+        return "wrong-axis", f"the order of the coordinates of {name} is not known"
     for axis in weight.axes:
         over = _parts(summed, axis)
         out = _parts(left, axis)
@@ -115,8 +143,6 @@ def contraction_fault(value: Value, weights: dict[str, Tensor]) -> tuple[str, st
             return "wrong-axis", f"{name} is summed over {axis} against other coordinates of state"
     if dg.size(summed) < 2:
         return "hidden-gather", f"state is only scaled by {name}: nothing is summed on the node"
-    if any(d.weight is not None and not isinstance(d.weight, Part) for d in (*summed, *left)):
-        return "wrong-axis", f"the order of the coordinates of {name} is not known"
     batch = [d for d in value.digits if d.weight is None]
     if any(not isinstance(d.state, Part) or is_split(d.state) for d in batch):
         return "wrong-axis", f"coordinates of the state itself run along the result with {name}"
@@ -172,13 +198,16 @@ def _same_boundary(a: Value, b: Value) -> bool:
 def _sum(value: Value, gone: list[Digit]) -> Value:
     """The product value with these digits summed away."""
     product = value.product
-    if product.weight is None:
-        paired = all(isinstance(d.state, Part) for d in gone)
-    else:
-        paired = all(d.state is not None and isinstance(d.weight, Part) for d in gone)
-    if not paired:
+    if not _paired(product, gone):
         return value.plain()
     return value.replace(product=product._replace(contracted=(*product.contracted, *gone)))
+
+
+def _paired(product: Product, digits) -> bool:
+    """Is it state times state, or state times weight, that runs along these digits?"""
+    if product.weight is None:
+        return all(isinstance(d.state, Part) for d in digits)
+    return all(d.state is not None and isinstance(d.weight, Part) for d in digits)
 
 
 def _state(instruction: Instruction, dims: Dims, states: list[Value], product) -> Value:

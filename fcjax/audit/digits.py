@@ -27,12 +27,17 @@ class Axis:
       size: coordinates along it on this node, padding included.
       split: these are one node's coordinates, not all of them.
       parts: (size, tag) of the digits, major to minor, if several were fused into this axis.
+      inner: the digits that this axis stands for: they were summed in runs, which it numbers, or
+        constants stand before and behind them. Only a sum over the whole axis is a sum over them.
+      low: how many constants stand before them.
     """
 
     name: str
     size: int
     split: bool = False
     parts: tuple[tuple[int, "Tag"], ...] = ()
+    inner: "tuple[Digit, ...]" = ()
+    low: int = 0
 
     def __str__(self):
         return f"{self.name}{'_n' if self.split else ''}({self.size})"
@@ -204,7 +209,49 @@ def collect(digits, field: str) -> tuple[Digit, ...]:
         if axis is not None:
             found.sort(key=lambda d: -getattr(d, field).stride)
         out += join(found)
+    opened = [_open(d) for d in out]
+    if any(inner is not None for inner in opened):
+        rest = [(d,) if inner is None else inner for d, inner in zip(out, opened, strict=True)]
+        return collect([d for digits in rest for d in digits], field)
     return tuple(out)
+
+
+def enclose(digits, n: int, low: int = 0) -> tuple[Digit, ...]:
+    """A dimension of size n that stands for these digits (`Axis.inner`)."""
+    tags = [t for d in digits for t in (d.state, d.weight) if isinstance(t, Part)]
+    name = "*".join(dict.fromkeys(t.axis.name for t in tags)) + "'"
+    is_split = any(t.axis.split for t in tags)
+    tag = Part(Axis(name, n, is_split, inner=tuple(digits), low=low), 1)
+    state, weight = (
+        any(t is not None for t in side) for side in zip(*(d[1:] for d in digits), strict=True)
+    )
+    return join([Digit(n, tag if state else None, tag if weight else None)])
+
+
+def uncover(digits, low: int, n: int) -> tuple[Digit, ...] | None:
+    """What a dimension stands for, if its n coordinates from `low` on are just that."""
+    inner = _open(digits[0]) if len(digits) == 1 else None
+    if inner is None or size(inner) != n:
+        return None
+    tags = [t for t in digits[0][1:] if isinstance(t, Part)]
+    return inner if all(t.axis.low == low for t in tags) else None
+
+
+def _open(digit: Digit) -> tuple[Digit, ...] | None:
+    """The digits that a whole enclosing axis stands for; state and weight must stand in line."""
+    tags = [t for t in digit[1:] if t is not None]
+    if not all(_encloses(t, digit.size) for t in tags) or not tags:
+        return None
+    first, last = tags[0].axis, tags[-1].axis
+    if first == last:
+        return first.inner
+    if first.low != last.low or size(first.inner) != size(last.inner):
+        return None
+    return tuple(Digit(x.size, x.state, y.weight) for x, y in align(first.inner, last.inner))
+
+
+def _encloses(tag: Tag, n: int) -> bool:
+    return isinstance(tag, Part) and bool(tag.axis.inner) and (n, 1) == (tag.axis.size, tag.stride)
 
 
 def covers(parts, axis: Axis) -> bool:

@@ -36,6 +36,12 @@ def entry_faults(module: Module, signature: Signature) -> Iterator[Violation]:
             yield Violation(fault[0], f"{role.name}: {fault[1]}", line=module.line(p))
 
 
+def fits(module: Module, signature: Signature) -> bool:
+    """Can the program be followed: are number and shapes of its inputs those of their roles?"""
+    found = [p.shape.dims for p in module.entry.parameters]
+    return module.devices == signature.nodes and found == [r.shape for r in signature.parameters]
+
+
 def _sharding_fault(p: Instruction, role: Role, nodes: int) -> tuple[str, str] | None:
     """Does the sharding that the compiler noted agree? It notes none in newer versions."""
     if p["sharding"] is None or not role.axes:

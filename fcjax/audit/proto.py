@@ -44,7 +44,7 @@ MESSAGES = {
     "Instruction": {
         1: ("name", STR), 2: ("opcode", STR), 3: ("shape", "Shape"), 7: ("metadata", "Metadata"),
         8: ("literal", SKIP), 9: ("parameter_number", INT), 11: ("fusion_kind", STR),
-        13: ("tuple_index", INT), 14: ("dimensions", INTS), 15: ("window", SKIP),
+        13: ("tuple_index", INT), 14: ("dimensions", INTS), 15: ("window", "Window"),
         16: ("convolution_dimension_numbers", SKIP), 17: ("slice_dimensions", "[Slice]"),
         18: ("exponent_bits", INT), 19: ("mantissa_bits", INT), 20: ("dynamic_slice_sizes", INTS),
         21: ("padding_config", "Padding"), 22: ("outfeed_config", SKIP), 23: ("distribution", SKIP),
@@ -102,6 +102,11 @@ MESSAGES = {
         19: ("source_end_column", SKIP),
     },
     "Slice": {1: ("start", INT), 2: ("limit", INT), 3: ("stride", INT)},
+    "Window": {1: ("dimensions", "[WindowDim]")},
+    "WindowDim": {
+        1: ("size", INT), 2: ("stride", INT), 3: ("padding_low", INT), 4: ("padding_high", INT),
+        5: ("window_dilation", INT), 6: ("base_dilation", INT), 7: ("window_reversal", BOOL),
+    },
     "Padding": {1: ("dimensions", "[PaddingDim]")},
     "PaddingDim": {
         1: ("edge_padding_low", INT), 2: ("edge_padding_high", INT), 3: ("interior_padding", INT),

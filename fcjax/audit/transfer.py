@@ -112,6 +112,22 @@ def _reduce(i: Instruction, *operands: Value) -> Value | tuple:
     return mixed(i, i.shape, [value]).replace(dims=kept)
 
 
+def _reduce_window(i: Instruction, *operands: Value) -> Value | tuple:
+    """A tree reduction's first half: a sum or a maximum (of a softmax) over consecutive windows."""
+    if len(operands) != 2:
+        return _mixed(i, *operands)
+    value, initial = operands
+    windows = i["window"]["dimensions"]
+    if value.kind is not Kind.STATE or initial.kind is not Kind.PUBLIC:
+        return _mixed(i, *operands)
+    out = contraction.reduce_runs(i, value, windows) if contraction.is_sum(i.called[0]) else None
+    if out is not None:
+        return out
+    # A dimension whose windows hold one coordinate each keeps its order.
+    sizes = zip(value.shape.dims, i.shape.dims, windows, strict=True)
+    return _cut(i, value, [n == m and (w["size"], w["stride"]) == (1, 1) for n, m, w in sizes])
+
+
 def _cut(i: Instruction, value: Value, whole: list[bool]) -> Value:
     """State of which only some dimensions are kept whole; the others lose their order."""
     out = mixed(i, i.shape, [value])
@@ -127,7 +143,16 @@ def _cut(i: Instruction, value: Value, whole: list[bool]) -> Value:
 def _slice(i: Instruction, value: Value) -> Value:
     sizes = zip(value.shape.dims, i.slices, strict=True)
     whole = [(s.start, s.limit, s.stride) == (0, n, 1) for n, s in sizes]
-    return _carry(i, value, value.dims) if all(whole) else _cut(i, value, whole)
+    if all(whole):
+        return _carry(i, value, value.dims)
+    # Padding that is taken off again leaves what there was.
+    bare = [
+        d if w else s.stride == 1 and dg.uncover(d, s.start, s.limit - s.start)
+        for d, s, w in zip(value.dims, i.slices, whole, strict=True)
+    ]
+    if all(d or w for d, w in zip(bare, whole, strict=True)):
+        return _carry(i, value, tuple(bare)).replace(sum=None)
+    return _cut(i, value, whole)
 
 
 def _dynamic_slice(i: Instruction, value: Value, *starts: Value) -> Value:
@@ -138,9 +163,24 @@ def _dynamic_slice(i: Instruction, value: Value, *starts: Value) -> Value:
 
 
 def _pad(i: Instruction, value: Value, filler: Value) -> Value:
-    if filler.kind is not Kind.PUBLIC:
+    """Constants before and behind a dimension: what it stood for is found again behind them."""
+    pads = i["padding_config"]["dimensions"]
+    edges = [(p["edge_padding_low"], p["edge_padding_high"]) for p in pads]
+    inside = any(p["interior_padding"] for p in pads)
+    if filler.kind is not Kind.PUBLIC or inside or any(min(e) < 0 for e in edges):
         return mixed(i, i.shape, [value, filler])
-    return _cut(i, value, [not any(d.values()) for d in i["padding_config"]["dimensions"]])
+    if value.kind is Kind.PUBLIC:
+        return mixed(i, i.shape, [value, filler])
+    dims = []
+    for digits, (low, high), n in zip(value.dims, edges, i.shape.dims, strict=True):
+        if (low or high) and digits and any(t is not None for d in digits for t in d[1:]):
+            digits = dg.enclose(digits, n, low)
+        elif low or high:
+            digits = dg.join([Digit(n, dg.OPAQUE)])
+        dims.append(digits)
+    if value.kind is Kind.WEIGHT or value.product:
+        return _carry(i, value, tuple(dims)).replace(sum=None)
+    return mixed(i, i.shape, [value]).replace(dims=tuple(dims))
 
 
 def _concatenate(i: Instruction, *operands: Value) -> Value:
@@ -194,7 +234,7 @@ _ELEMENTWISE = """
 """.split()
 _MIXED = """
     batch-norm-grad batch-norm-inference batch-norm-training bitcast-convert cholesky convolution
-    fft gather map reduce-window reverse scatter select-and-scatter sort topk triangular-solve
+    fft gather map reverse scatter select-and-scatter sort topk triangular-solve
     rng rng-bit-generator rng-get-and-update-state get-dimension-size ragged-dot scan
 """.split()
 
@@ -214,6 +254,7 @@ RULES: dict[str, Callable] = {
     "multiply": _multiply,
     "pad": _pad,
     "reduce": _reduce,
+    "reduce-window": _reduce_window,
     "reshape": _reshape,
     "slice": _slice,
     "transpose": _transpose,
