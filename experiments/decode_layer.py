@@ -12,6 +12,7 @@ next layer's Q/K/V, and one all-gather behind them; every parity figure is below
 
 import functools
 import resource
+import sys
 import time
 
 import jax.numpy as jnp
@@ -60,15 +61,15 @@ def main(_):
     note("Compiling, and auditing the interval's compiled programs")
     for tokens in sorted({prompt_BT.shape[1], 1}):
         print(programs.prepare(tokens).text(f"interval, {tokens} token(s) at a time"))
-    folder = RunFolder(workdir, programs, FLAGS.flag_values_dict(), source.digest)
     if not programs.passed():
-        folder.finish({"verdict": "the audit failed"})
+        RunFolder(workdir, programs, flag_values(), source.digest).finish({"passed": False})
         print(f"\nThe audit failed; evidence in {workdir}")
         return 1
 
     note("Loading each node's blocks, and the unsharded reference for the check")
     decoder = Decoder(programs, source.load(model.params()))
-    oracle = parity.Oracle(source, interval, batch=1, length=programs.length, dtype=model.dtype)
+    oracle = parity.Oracle(source, interval, batch=1, length=programs.length)
+    folder = RunFolder(workdir, programs, flag_values(), source.digest)
 
     note("Decoding")
     bar = functools.partial(tqdm, total=FLAGS.steps + 1, unit="step", mininterval=1)
@@ -88,6 +89,11 @@ def main(_):
     )
     print(f"evidence: {workdir}")
     return 0 if result.passed else 1
+
+
+def flag_values() -> dict:
+    """This program's own flags, without absl's."""
+    return {flag.name: flag.value for flag in FLAGS.get_key_flags_for_module(sys.argv[0])}
 
 
 def note(phase: str) -> None:

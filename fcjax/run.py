@@ -46,7 +46,7 @@ class Result:
         return (
             f"parity: {figures}\n"
             f"        worst |out - ref| / |ref| of {self.steps} steps and the prefill, against the"
-            f" unsharded reference; bound {self.bound:.0e}:"
+            f" unsharded f32 reference; bound {self.bound:.0e}:"
             f" {'passed' if self.passed else 'FAILED'}"
         )
 

@@ -36,21 +36,30 @@ def hugging_face_greedy(folder, prompt_BT, new_tokens):
     return out[:, prompt_BT.shape[1] :].numpy()
 
 
-@pytest.mark.parametrize(("nodes", "layer"), [(2, 0), (3, 4)])
-def test_250_greedy_tokens_are_those_of_transformers(nodes, layer, tmp_path):
-    prompt_BT = Text(TINY).encode("ROMEO:\n")
+def check_250_greedy_tokens(folder, prompt, nodes, layer, run_folder):
+    prompt_BT = Text(folder).encode(prompt)
     steps = 249  # the prefill gives the first of the 250 tokens
-    source, decoder = make_decoder(TINY, nodes, layer, prompt_BT.shape[1], steps)
+    source, decoder = make_decoder(folder, nodes, layer, prompt_BT.shape[1], steps)
     for tokens in (prompt_BT.shape[1], 1):
         assert decoder.programs.prepare(tokens).ok
     oracle = parity.Oracle(source, Interval(layer), 1, decoder.programs.length)
-    folder = RunFolder(tmp_path / "run", decoder.programs, {}, source.digest)
-    result = run(decoder, oracle, folder, prompt_BT, steps, chooser(0, 0), (), lambda it: it)
+    record = RunFolder(run_folder, decoder.programs, {}, source.digest)
+    result = run(decoder, oracle, record, prompt_BT, steps, chooser(0, 0), (), lambda it: it)
     assert result.steps == steps and result.copies_agree
     assert max(result.worst.values()) <= parity.BOUND["float32"]
     assert result.passed
-    np.testing.assert_array_equal(result.tokens, hugging_face_greedy(TINY, prompt_BT, 250))
-    assert len((tmp_path / "run" / "steps.jsonl").read_text().splitlines()) == steps + 1
+    np.testing.assert_array_equal(result.tokens, hugging_face_greedy(folder, prompt_BT, 250))
+    assert len((run_folder / "steps.jsonl").read_text().splitlines()) == steps + 1
+
+
+@pytest.mark.parametrize(("nodes", "layer"), [(2, 0), (3, 4), (4, 2)])
+def test_250_greedy_tokens_are_those_of_transformers(nodes, layer, tmp_path):
+    check_250_greedy_tokens(TINY, "ROMEO:\n", nodes, layer, tmp_path / "run")
+
+
+def test_250_greedy_tokens_of_a_real_model_are_those_of_transformers(smollm2, tmp_path):
+    # 3 KV groups on 2 nodes: an uneven split.
+    check_250_greedy_tokens(smollm2, "Write a story about a whale.", 2, 14, tmp_path / "run")
 
 
 def test_rows_of_a_batch_decode_as_they_do_alone():
@@ -76,11 +85,13 @@ def test_end_of_text_stops_the_loop_when_every_row_has_ended():
 
 def test_draws_follow_the_seed_and_the_temperature():
     logits = jax.device_put(np.log(np.array([[0.7, 0.2, 0.1]], np.float32)))
-    draws = [[int(chooser(1.0, seed)(logits, s)[0]) for s in range(300)] for seed in (0, 0, 1)]
+    choosers = [chooser(1.0, seed) for seed in (0, 0, 1)]
+    draws = [[int(choose(logits, step)[0]) for step in range(300)] for choose in choosers]
     assert draws[0] == draws[1] != draws[2]
     # 300 draws of p = 0.7: five standard deviations are 0.13.
     assert abs(draws[0].count(0) / 300 - 0.7) < 0.13
-    assert {int(chooser(0.01, 0)(logits, s)[0]) for s in range(20)} == {0}
+    cold = chooser(0.01, 0)
+    assert {int(cold(logits, step)[0]) for step in range(20)} == {0}
     assert int(chooser(0, 0)(logits, 0)[0]) == 0
     tie = jax.device_put(np.array([[1.0, 3.0, 3.0]], np.float32))
     assert int(chooser(0, 0)(tie, 0)[0]) == 1
@@ -94,7 +105,9 @@ def test_bad_tokens_and_a_full_cache_are_refused_in_one_line():
         decoder.step([[1, 2048]])
     with pytest.raises(ValueError, match=r"tokens: expected ids of 0 to 2047, got -1"):
         decoder.step([[-1]])
-    with pytest.raises(ValueError, match=r"tokens: expected shape \(1, T\), got \(2, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"tokens: expected shape \(1, T\) with T > 0, got \(2, 1\)"
+    ):
         decoder.step([[1], [2]])
     with pytest.raises(ValueError, match=r"cache: expected at most 4 tokens, got 0 \+ 5"):
         decoder.step([[1, 2, 3, 4, 5]])

@@ -15,10 +15,8 @@ def gguf_path():
 
 
 @pytest.fixture(scope="module")
-def folder(gguf_path, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("smollm2") / "m"
-    gguf_import.convert(gguf_path, folder)
-    return folder
+def folder(smollm2):
+    return smollm2
 
 
 @pytest.fixture(scope="module")

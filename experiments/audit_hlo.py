@@ -1,0 +1,92 @@
+"""Audit a saved program, or one that is compiled for GPUs that are not there.
+
+    python -m experiments.audit_hlo --hlo=runs/decode_layer-<time>/interval.hlo
+    .venv-aot/bin/python -m experiments.audit_hlo --topology=l4x2 --model=1.5b --dtype=bfloat16
+
+The first applies the check that every run makes to a file of HLO text, plain or gzipped, or to a
+folder that XLA wrote with --xla_dump_to, in which the interval's programs are picked out. The
+second compiles the interval for l4x2, l4x3, a100x2, h100x2, h100x8, ... and audits that; it needs
+the extra `aot` (`make audit-gpu` sets it up) and no GPU. Cost: seconds, and about 1 GB for a
+topology.
+
+Expected: "clean", with four reduce-scatters and two statistics for each layer, one of each for the
+next layer's Q/K/V, and one all-gather behind them. Otherwise each violation, with the instruction.
+Exit code 0: clean. 1: a violation. 2: it cannot be audited (no such file, not HLO, another program,
+something that the audit does not understand).
+"""
+
+import pathlib
+
+from absl import flags
+
+from fcjax import aot, audit, cli
+from fcjax.audit import certificate, dump
+from fcjax.config import QWEN25, ModelConfig
+from fcjax.model import Interval, Model
+from fcjax.ownership import Plan
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("hlo", None, "HLO text, plain or gzipped, or a folder of --xla_dump_to.")
+flags.DEFINE_string("topology", None, f"GPUs to compile for: {', '.join(aot.TOPOLOGIES)}, ...")
+flags.DEFINE_string("model", "weights/tiny", f"Folder with config.json, or {', '.join(QWEN25)}.")
+flags.DEFINE_integer("nodes", None, "Number of nodes. [2, or as many as the topology has]")
+flags.DEFINE_integer("layer", 0, "The interval's first layer.")
+flags.DEFINE_integer("depth", 1, "How many whole layers it runs.")
+flags.DEFINE_integer("batch", None, "Rows. [as the program has; 1 for a topology]")
+flags.DEFINE_integer("tokens", None, "New tokens. [as the program has; 1 for a topology]")
+flags.DEFINE_integer("length", None, "Cache slots. [as the program has; 256 for a topology]")
+flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Type to compile a topology for.")
+flags.DEFINE_string("workdir", None, "New folder for a topology's program and certificate.")
+
+
+def main(_):
+    if (FLAGS.hlo is None) == (FLAGS.topology is None):
+        raise ValueError("flags: expected either --hlo or --topology")
+    if FLAGS.hlo is not None and FLAGS.workdir:
+        raise ValueError("workdir: expected with --topology; a saved program tells not who made it")
+    cfg = QWEN25.get(FLAGS.model) or ModelConfig.from_hf(FLAGS.model)
+    interval = Interval(FLAGS.layer, FLAGS.depth)
+    verdicts = audit_topology(cfg, interval) if FLAGS.topology else audit_saved(cfg, interval)
+    return 0 if all(verdict.ok for verdict in verdicts) else 1
+
+
+def audit_saved(cfg, interval) -> list[audit.Verdict]:
+    model = Model(Plan(cfg, FLAGS.nodes or 2), interval, mesh=None)
+    verdicts = []
+    for name, text in dump.read(FLAGS.hlo).items():
+        module = audit.parse(text)
+        found = dump.sizes(module, lambda *sizes: audit.interval_contract(model, *sizes))
+        asked = (FLAGS.batch, FLAGS.tokens, FLAGS.length)
+        sizes = [a if a is not None else f for a, f in zip(asked, found, strict=True)]
+        verdicts.append(audit.audit_interval(text, audit.interval_contract(model, *sizes)))
+        print(verdicts[-1].text(f"{name}, {said(model, sizes)}") + "\n")
+    return verdicts
+
+
+def audit_topology(cfg, interval) -> list[audit.Verdict]:
+    _, nodes = aot.parse_topology(FLAGS.topology)
+    if FLAGS.nodes not in (None, nodes):
+        raise ValueError(f"nodes: expected {nodes}, as {FLAGS.topology} has, got {FLAGS.nodes}")
+    model = Model(Plan(cfg, nodes), interval, mesh=None)
+    sizes = {"batch": FLAGS.batch or 1, "tokens": FLAGS.tokens or 1, "length": FLAGS.length or 256}
+    if FLAGS.workdir:
+        pathlib.Path(FLAGS.workdir).mkdir(parents=True)
+    text = aot.compile_interval(FLAGS.topology, cfg, interval, dtype=FLAGS.dtype, **sizes)
+    verdict = audit.audit_interval(text, audit.interval_contract(model, *sizes.values()))
+    said_sizes = said(model, sizes.values())
+    print(verdict.text(f"{FLAGS.topology} in {FLAGS.dtype}, {said_sizes}, compile-only audit"))
+    print("\nThis audit is compile-only: no such GPUs were there, and the program was not run.")
+    if FLAGS.workdir:
+        path = certificate.write(FLAGS.workdir, verdict, model, **sizes, compile_only=True)
+        print(f"certificate: {path}")
+    return [verdict]
+
+
+def said(model: Model, sizes) -> str:
+    batch, tokens, length = sizes
+    layers = f"{model.interval.depth} layer(s) from layer {model.interval.first}"
+    return f"{model.plan.nodes} nodes, {layers}, B {batch}, T {tokens}, S {length}"
+
+
+if __name__ == "__main__":
+    cli.run(main)
