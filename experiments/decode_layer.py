@@ -60,7 +60,7 @@ def main(_):
 
     note("Compiling, and auditing the interval's compiled programs")
     for tokens in sorted({prompt_BT.shape[1], 1}):
-        print(programs.prepare(tokens).text(f"interval, {tokens} token(s) at a time"))
+        print(f"{tokens} token(s) at a time: {programs.prepare(tokens)}")
     if not programs.passed():
         RunFolder(workdir, programs, flag_values(), source.digest).finish({"passed": False})
         print(f"\nThe audit failed; evidence in {workdir}")

@@ -1,7 +1,7 @@
 """The audit of compiled programs: what crosses between nodes, and what it is made of."""
 
 from fcjax.audit.certify import certify
-from fcjax.audit.check import audit_interval
+from fcjax.audit.check import audit_compiled, audit_interval
 from fcjax.audit.contract import Contract, interval_contract
 from fcjax.audit.hlo import Unauditable, parse
 from fcjax.audit.roles import Complete, Public, Signature, State, Weight, signature, tensor
@@ -19,6 +19,7 @@ __all__ = [
     "Verdict",
     "Violation",
     "Weight",
+    "audit_compiled",
     "audit_interval",
     "certify",
     "interval_contract",

@@ -18,6 +18,7 @@ import jax
 import jaxlib
 import jaxlib.version
 
+from fcjax.audit import guard
 from fcjax.audit.check import audit_interval
 from fcjax.audit.contract import Contract, interval_contract
 from fcjax.audit.verdict import Verdict
@@ -124,7 +125,7 @@ def verify(path) -> Verdict:
         mesh=None,
     )
     contract: Contract = interval_contract(model, **content["sizes"])
-    verdict = audit_interval(program.decode(), contract)
+    verdict = audit_interval(guard.check(program.decode()), contract)
     if _plain(verdict.to_json()) != content["verdict"]:
         raise ValueError(f"verdict: expected the one in the certificate, got {verdict} ({path})")
     if _plain(model.plan.describe()) != content["plan"]:

@@ -2,7 +2,8 @@
 
 import jax
 
-from fcjax.audit.check import audit_interval
+from fcjax.audit import guard
+from fcjax.audit.check import audit_compiled, audit_interval
 from fcjax.audit.contract import Contract, open_contract
 from fcjax.audit.roles import Signature
 from fcjax.audit.verdict import Verdict
@@ -27,6 +28,7 @@ def certify(program, roles: Signature, *arguments) -> Verdict:
     if callable(program) and not hasattr(program, "as_text"):
         # Unused arguments stay, so that the roles' order is that of the compiled parameters.
         program = jax.jit(program, keep_unused=True).lower(*arguments).compile()
-    text = program if isinstance(program, str) else program.as_text()
     contract: Contract = open_contract(roles)
-    return audit_interval(text, contract)
+    if isinstance(program, str):
+        return audit_interval(guard.check(program), contract)
+    return audit_compiled(program, contract)

@@ -2,6 +2,8 @@
 
 import math
 
+import jax
+
 from fcjax.audit import traffic
 from fcjax.audit.contract import Contract, Expected
 from fcjax.audit.crossing import (
@@ -13,7 +15,7 @@ from fcjax.audit.crossing import (
     Crossing,
     holds,
 )
-from fcjax.audit.entry import entry_faults, fits
+from fcjax.audit.entry import entry_faults, fits, sharding_faults
 from fcjax.audit.hlo import Instruction, Module, Unauditable, parse
 from fcjax.audit.provenance import Flow, walk
 from fcjax.audit.roles import Complete, Public, State
@@ -21,8 +23,19 @@ from fcjax.audit.values import Kind, Statistic, Value, is_split
 from fcjax.audit.verdict import Collective, Verdict, Violation
 
 
-def audit_interval(text: str, contract: Contract) -> Verdict:
+def audit_compiled(compiled, contract: Contract) -> Verdict:
+    """Audit what ``jax.jit(f).lower(...).compile()`` returns: its program and its input layouts."""
+    shardings = jax.tree.leaves(compiled.input_shardings)
+    return audit_interval(compiled.as_text(), contract, shardings)
+
+
+def audit_interval(text: str, contract: Contract, shardings=()) -> Verdict:
     """Audit the HLO text of one optimized program.
+
+    Args:
+      text: as this process compiled it; other texts go through `guard.check` first.
+      contract: what it may do.
+      shardings: the layouts of its arguments as JAX has them, where they are known.
 
     Raises:
       Unauditable: the text cannot be parsed, or holds something that the audit does not understand.
@@ -31,6 +44,7 @@ def audit_interval(text: str, contract: Contract) -> Verdict:
     if not module.scheduled:
         raise Unauditable(f"{module.name}: expected a scheduled module, got one without an order")
     violations = [*entry_faults(module, contract.signature)]
+    violations += sharding_faults(shardings, contract.signature)
     if not fits(module, contract.signature):
         return Verdict(text, tuple(violations), (), ())
     check = _Check(module, contract, walk(module, contract.signature))

@@ -4,6 +4,7 @@ import gzip
 import pathlib
 import zlib
 
+from fcjax.audit import guard
 from fcjax.audit.hlo import Module, Unauditable
 
 INTERVAL = "_run_inside"  # how XLA names the interval's program: jit(Model._run_inside)
@@ -68,9 +69,10 @@ def _text(path: pathlib.Path) -> str:
     try:
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-        return data.decode()
+        text = data.decode()
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as e:
         raise Unauditable(f"{path}: expected HLO text, plain or gzipped, got {e}") from None
+    return guard.check(text)
 
 
 def _module_name(text: str) -> str:

@@ -36,6 +36,37 @@ def entry_faults(module: Module, signature: Signature) -> Iterator[Violation]:
             yield Violation(fault[0], f"{role.name}: {fault[1]}", line=module.line(p))
 
 
+def sharding_faults(shardings, signature: Signature) -> Iterator[Violation]:
+    """The same for the layouts that JAX will hold the arguments to (`Compiled.input_shardings`).
+
+    Newer compilers note none in the program, so this is where they are to be found.
+    """
+    if len(shardings) != len(signature.parameters):
+        return  # JAX left out arguments that are not used; the program's own notes must do
+    for sharding, role in zip(shardings, signature.parameters, strict=True):
+        if not role.split:
+            continue
+        nodes = signature.nodes
+        whole = tuple(a.size * nodes if a.split else a.size for a in role.axes)
+        along = role.axes.index(role.split)
+        devices = getattr(sharding, "_device_assignment", None) or sorted(
+            sharding.device_set, key=lambda d: d.id
+        )
+        index = sharding.devices_indices_map(whole)
+        starts = [index[d][along].start for d in devices]
+        held = {
+            tuple(len(range(*s.indices(n))) for s, n in zip(i, whole, strict=True))
+            for i in index.values()
+        }
+        if held != {role.shape}:
+            code = "complete-entry" if isinstance(role, State) else "wrong-block"
+            yield Violation(code, f"{role.name}: expected {role.shape} on each node, got {held}")
+        elif starts != [q * role.split.size for q in range(nodes)]:
+            yield Violation(
+                "wrong-owner", f"{role.name}: expected runs in the order of the nodes, got {starts}"
+            )
+
+
 def fits(module: Module, signature: Signature) -> bool:
     """Can the program be followed: are number and shapes of its inputs those of their roles?"""
     found = [p.shape.dims for p in module.entry.parameters]

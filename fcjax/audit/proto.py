@@ -99,7 +99,7 @@ MESSAGES = {
         9: ("size_of_memory_working_set_in_bytes", SKIP), 10: ("profile_info", SKIP),
         12: ("deduplicated_name", SKIP), 15: ("stack_frame_id", SKIP),
         16: ("scheduling_name", SKIP), 17: ("source_end_line", SKIP), 18: ("source_column", SKIP),
-        19: ("source_end_column", SKIP),
+        19: ("source_end_column", SKIP), 20: ("metadata_payload", SKIP),
     },
     "Slice": {1: ("start", INT), 2: ("limit", INT), 3: ("stride", INT)},
     "Window": {1: ("dimensions", "[WindowDim]")},

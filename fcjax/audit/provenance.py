@@ -69,9 +69,19 @@ class _Walker:
         known: dict[Instruction, Tree] = dict(zip(parameters, arguments, strict=True))
         for i in computation.instructions:
             if i.opcode != "parameter":
-                known[i] = self.step(i, [known[o] for o in i.operands])
+                known[i] = self.checked_step(i, [known[o] for o in i.operands])
             _check_shape(i, known[i])
         return known[computation.root]
+
+    def checked_step(self, i: Instruction, operands: list[Tree]) -> Tree:
+        """XLA's parser does not check that operands and attributes fit; the rules rely on it."""
+        try:
+            return self.step(i, operands)
+        except Unauditable:
+            raise
+        except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as e:
+            text = f"{i.name}: expected operands that fit {i.opcode}, got {e}"
+            raise Unauditable(text) from None
 
     def step(self, i: Instruction, operands: list[Tree]) -> Tree:
         match i.opcode:

@@ -6,14 +6,14 @@ from fcjax import audit
 from fcjax.audit import certificate
 from fcjax.model import Interval, Model
 from fcjax.ownership import Plan
-from tests.audit.programs import LENGTH, TINY, interval
+from tests.audit.programs import LENGTH, TINY, honest
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificate")
     model = Model(Plan(TINY, 3), Interval(0, 1), mesh=None)
-    verdict = audit.audit_interval(*interval(3, batch=2))
+    verdict = audit.audit_interval(*honest(nodes=3, batch=2))
     certificate.write(folder, verdict, model, batch=2, tokens=1, length=LENGTH)
     return folder
 

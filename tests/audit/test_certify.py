@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from fcjax import audit, ownership
-from fcjax.audit import Complete, State, Weight, tensor
+from fcjax.audit import Complete, State, Weight, entry, tensor
 from fcjax.ownership import AXIS
 
 D, F, B, N = 26, 34, 3, 2
@@ -78,3 +78,104 @@ def test_violations(code, fn):
 def test_the_number_of_roles_must_fit():
     roles = audit.Signature(N, _roles().parameters[:2], _roles().results)
     assert [v.code for v in _certify(_mlp, roles=roles).violations] == ["wrong-signature"]
+
+
+@pytest.mark.parametrize(
+    ("specs", "code"),
+    [(SHARDS, None), (jax.P(), "complete-entry"), (jax.P(AXIS), "complete-entry")],
+)
+def test_layouts_are_read_from_the_compiled_program(specs, code):
+    mesh = ownership.make_mesh(N)
+    role = tensor(State, "x", "BD", (4, D // N), "D")
+    sharding = jax.NamedSharding(mesh, specs)
+    found = [v.code for v in entry.sharding_faults([sharding], audit.Signature(N, (role,), ()))]
+    assert found == ([code] if code else [])
+
+
+def test_owners_in_another_order():
+    mesh = ownership.make_mesh(N)
+    order = jax.make_mesh((N,), (AXIS,), devices=mesh.devices[::-1])
+    role = tensor(State, "x", "BD", (4, D // N), "D")
+
+    class Backwards:  # a sharding over the nodes in the plan's order, dealt out backwards
+        _device_assignment = tuple(mesh.devices)
+        devices_indices_map = staticmethod(jax.NamedSharding(order, SHARDS).devices_indices_map)
+
+    found = entry.sharding_faults([Backwards()], audit.Signature(N, (role,), ()))
+    assert [v.code for v in found] == ["wrong-owner"]
+
+
+def test_sub_groups_of_a_second_mesh_axis():
+    mesh = jax.make_mesh(
+        (2, 2), ("other", AXIS), axis_types=(jax.sharding.AxisType.Explicit,) * 2,
+        devices=jax.devices()[:4],
+    )  # fmt: skip
+    both = ("other", AXIS)
+    arguments = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+        for shape, spec in (((B, 4 * D), jax.P(None, both)), ((4 * D, 2 * F), jax.P(both)))
+    ]
+    mapped = jax.shard_map(
+        lambda x, w: _scatter(x @ w), mesh=mesh,
+        in_specs=(jax.P(None, both), jax.P(both)), out_specs=jax.P(None, both),
+    )  # fmt: skip
+    roles = audit.signature(
+        4,
+        (tensor(State, "x", "BD", (B, D), "D"), tensor(Weight, "w", "DF", (D, 2 * F), "D")),
+        tensor(State, "y", "BF", (B, F), "F"),
+    )
+    found = audit.certify(mapped, roles, *arguments)
+    assert found.violations[0].code == "wrong-group", str(found)
+
+
+def test_a_complete_result_in_a_donated_buffer():
+    mesh = ownership.make_mesh(N)
+
+    def gathered(x, up, buffer):
+        y = _scatter(x @ up)
+        return jax.lax.all_gather(y, AXIS, axis=1, tiled=True, to="invarying") + buffer
+
+    specs = (SHARDS, jax.P(AXIS), jax.P())
+    arguments = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+        for shape, spec in zip(((B, D), (D, F), (B, F)), specs, strict=True)
+    ]
+    mapped = jax.shard_map(gathered, mesh=mesh, in_specs=specs, out_specs=jax.P())
+    roles = audit.signature(
+        N,
+        (
+            tensor(State, "x", "BD", (B, D // N), "D"),
+            tensor(Weight, "up", "DF", (D // N, F), "D"),
+            tensor(audit.Public, "buffer", "BF", (B, F)),
+        ),
+        tensor(Complete, "y", "BF", (B, F)),
+    )
+    assert audit.certify(mapped, roles, *arguments).ok
+    donating = jax.jit(mapped, donate_argnums=2).lower(*arguments).compile()
+    found = audit.certify(donating, roles)
+    assert [v.code for v in found.violations] == ["complete-alias"], str(found)
+
+
+def test_nothing_crosses_once_the_gather_has_started():
+    """The gather of one result stands before the scatter of another: by dataflow it may."""
+    mesh = ownership.make_mesh(N)
+
+    def two(x, up, down):
+        y = _scatter(x @ up)
+        complete = jax.lax.all_gather(y, AXIS, axis=1, tiled=True, to="invarying")
+        tied, _ = jax.lax.optimization_barrier((y, complete))
+        return complete, _scatter(jax.nn.relu(tied) @ down)
+
+    specs = (SHARDS, jax.P(AXIS), jax.P(AXIS))
+    arguments = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+        for shape, spec in zip(((B, D), (D, F), (F, D)), specs, strict=True)
+    ]
+    mapped = jax.shard_map(two, mesh=mesh, in_specs=specs, out_specs=(jax.P(), SHARDS))
+    roles = audit.signature(
+        N,
+        _roles().parameters,
+        (tensor(Complete, "y", "BF", (B, F)), tensor(State, "z", "BD", (B, D // N), "D")),
+    )
+    found = audit.certify(mapped, roles, *arguments)
+    assert "schedule" in {v.code for v in found.violations}, str(found)
