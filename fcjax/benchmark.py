@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fcjax import reference
+from fcjax import parity, reference
 from fcjax.decode import Decoder
 from fcjax.model import Model
 
@@ -95,13 +95,7 @@ class Unsharded:
     """The reference model as a peer: the same work on one device, with all cores."""
 
     def __init__(self, source, length: int):
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        targets = {
-            path: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device)
-            for path, shape in reference.param_shapes(source.cfg).items()
-        }
-        model = reference.abstract_model(source.cfg)
-        self.model = reference.set_params(model, source.load(targets))
+        self.model = parity.unsharded(source)
         self.pos = jnp.int32(length - 1)
         self.caches = reference.init_cache(source.cfg, 1, length)
 

@@ -18,8 +18,8 @@ def use(platform: str, nodes: int) -> None:
         jax.config.update("jax_num_cpu_devices", max(nodes, 1))
     try:
         found = len(jax.devices())
-    except RuntimeError as e:
-        reason = str(e).splitlines()[0]
+    except (RuntimeError, AssertionError) as e:  # the latter where the plugin is not installed
+        reason = (str(e).splitlines() or ["it has no such platform"])[0]
         raise ValueError(
             f"platform: expected one that JAX finds, got {platform}: {reason}"
         ) from None

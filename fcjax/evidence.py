@@ -1,16 +1,14 @@
 """The record of a run: a folder that says what ran, where, and what came out at every step.
 
-config.json       the program's flags and the model's sizes
-environment.json  versions, devices, XLA flags
-plan.json         who owns which coordinates, and the interval's boundaries
-audit.json        the verdict on every interval program, with the hash of its HLO
-interval_T<n>.hlo.txt   the HLO text of the interval for n tokens at a time
-steps.jsonl       one line a step, written and flushed as the step ends
-summary.json      written last: a folder without it is a run that did not finish
+- config.json: the program's flags and the model's sizes
+- environment.json: versions, devices, XLA flags
+- plan.json: who owns which coordinates, and the interval's boundaries
+- audit_T<n>/: the interval's program for n tokens at a time, and the certificate of its audit
+- steps.jsonl: one line a step, written and flushed as the step ends
+- summary.json: written last; a folder without it is a run that did not finish
 """
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -19,6 +17,7 @@ import platform
 
 import jax
 
+from fcjax.audit import certificate
 from fcjax.boundaries import boundaries, compatibility_all_gather
 from fcjax.decode import Programs
 
@@ -82,13 +81,19 @@ class RunFolder:
                 compatibility_all_gather(plan, programs.batch, 1)
             ),
         })  # fmt: skip
-        verdicts = {}
         for tokens, verdict in programs.audits.items():
-            name = f"interval_T{tokens}.hlo.txt"
-            (self.folder / name).write_text(verdict.hlo)
-            sha = hashlib.sha256(verdict.hlo.encode()).hexdigest()
-            verdicts[name] = {"sha256": sha} | verdict.to_json()
-        self._write("audit.json", verdicts)
+            folder = self.folder / f"audit_T{tokens}"
+            folder.mkdir()
+            certificate.write(
+                folder,
+                verdict,
+                programs.model,
+                batch=programs.batch,
+                tokens=tokens,
+                length=programs.length,
+                weights=weights,
+                platform_version=jax.devices()[0].client.platform_version,
+            )
 
     def step(self, record: dict) -> None:
         """Append one step; it is on disk when this returns."""

@@ -31,6 +31,16 @@ def row_error(out, ref) -> float:
     return float(np.max(np.where(np.isnan(ratio), np.inf, ratio)))
 
 
+def unsharded(source) -> reference.Qwen2:
+    """The reference model in f32, whole, on one device."""
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    targets = {
+        path: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device)
+        for path, shape in reference.param_shapes(source.cfg).items()
+    }
+    return reference.set_params(reference.abstract_model(source.cfg), source.load(targets))
+
+
 class Oracle:
     """The unsharded reference in f32, run beside the nodes for the check only."""
 
@@ -42,13 +52,7 @@ class Oracle:
           batch: rows.
           length: cache slots.
         """
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        targets = {
-            path: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device)
-            for path, shape in reference.param_shapes(source.cfg).items()
-        }
-        model = reference.abstract_model(source.cfg)
-        self.model = reference.set_params(model, source.load(targets))
+        self.model = unsharded(source)
         self.cache = reference.init_cache(source.cfg, batch, length)
         self.pos = 0
         self._step = jax.jit(self._run, static_argnums=0, donate_argnums=3)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from fcjax import manifest
+from fcjax.audit import certificate
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -39,9 +40,10 @@ def test_decode_layer_records_an_audited_run(tmp_path):
         assert words in result.stdout
     run = tmp_path / "run"
     assert {p.name for p in run.iterdir()} == {
-        "config.json", "environment.json", "plan.json", "audit.json", "interval_T1.hlo.txt",
-        "interval_T2.hlo.txt", "steps.jsonl", "summary.json",
+        "config.json", "environment.json", "plan.json", "audit_T1", "audit_T2", "steps.jsonl",
+        "summary.json",
     }  # fmt: skip
+    assert all(certificate.verify(run / f"audit_T{tokens}").ok for tokens in (1, 2))
     summary = json.loads((run / "summary.json").read_text())
     assert summary["passed"] and summary["steps"] == 4
     steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
