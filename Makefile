@@ -26,8 +26,10 @@ lint: $(VENV)/installed
 
 # Compiles the interval for GPUs that are not here, and audits it. In an environment of its own, as
 # a CUDA plugin without a driver fills every other program's output with warnings.
-audit-gpu: .venv-aot/installed
-	JAX_PLATFORMS=cpu .venv-aot/bin/python -m experiments.audit_hlo --topology=l4x2
+audit-gpu: $(VENV)/installed .venv-aot/installed
+	$(BIN)/python -m pytest tests/audit/gpu_topologies.py
+	JAX_PLATFORMS=cpu .venv-aot/bin/python -m experiments.audit_hlo --topology=l4x2 --model=1.5b
+	JAX_PLATFORMS=cpu .venv-aot/bin/python -m experiments.audit_tables --topology=l4x2 --every=8
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,6 +1,6 @@
 """Audit a saved program, or one that is compiled for GPUs that are not there.
 
-    python -m experiments.audit_hlo --hlo=runs/decode_layer-<time>/interval.hlo
+    python -m experiments.audit_hlo --hlo=runs/decode_layer-<time>/audit_T1
     .venv-aot/bin/python -m experiments.audit_hlo --topology=l4x2 --model=1.5b --dtype=bfloat16
 
 The first applies the check that every run makes to a file of HLO text, plain or gzipped, or to a

@@ -37,12 +37,11 @@ def main(_):
 
 
 def honest(options) -> int:
-    from tests.audit.programs import interval
-    from tests.audit.test_honest import CASES
+    from tests.audit.programs import HONEST, interval
 
     print(f"\n== Honest programs ({FLAGS.topology or 'cpu'}) ==")
     failures = count = 0
-    for name, case in CASES.items():
+    for name, case in HONEST.items():
         if options and case.get("nodes", 2) != options["nodes"]:
             continue
         found = audit.audit_interval(*interval(**case | options))
@@ -77,17 +76,16 @@ def planted(options) -> int:
 
 
 def mutated(options) -> int:
-    from tests.audit import mutations
+    from tests.audit import mutate_collectives, mutations
     from tests.audit.programs import interval
-    from tests.audit.test_mutation import N, mutants
 
-    nodes = options.get("nodes", N)
+    nodes = options.get("nodes", 3)
     text, contract = interval(**{"nodes": nodes, "batch": nodes} | options)
     print(f"\n== Mutants of an honest program of {nodes} nodes ({FLAGS.topology or 'cpu'}) ==")
     if options:  # its transfers are asynchronous pairs, which only `transfers` knows
         made = mutations.transfers(text, nodes, FLAGS.every)
     else:
-        made = mutants(text, contract, FLAGS.every)
+        made = mutate_collectives.mutants(text, contract, FLAGS.every)
     table = collections.defaultdict(collections.Counter)
     for kind, _, changed in made:
         try:

@@ -74,7 +74,7 @@ class Programs:
             model, sizes = self.model, (self.batch, tokens, self.length)
             compiled = [model.compile(p, *sizes) for p in (model.before, model.inside, model.after)]
             contract = audit.interval_contract(model, *sizes)
-            self.audits[tokens] = audit.audit_interval(compiled[1].as_text(), contract)
+            self.audits[tokens] = audit.audit_compiled(compiled[1], contract)
             self._compiled[tokens] = compiled
         return self.audits[tokens]
 

@@ -1,4 +1,4 @@
-"""A graph of an optimized HLO module: the only door to XLA's parser, which is a private API.
+"""A graph of an optimized HLO module: the only door to XLA's parser, which no one promises.
 
 XLA parses the text (`jaxlib._hlo`) and hands the module back as HloModuleProto bytes; `proto`
 decodes them and this module links the result into immutable Python objects. The bytes are the
@@ -177,7 +177,7 @@ def parse(text: str) -> Module:
     Raises:
       Unauditable: XLA refuses the text, or the module uses something that this graph cannot hold.
     """
-    from jaxlib import _hlo  # the private API, imported nowhere else
+    from jaxlib import _hlo  # internal to jaxlib; imported nowhere else
 
     try:
         xla = _hlo.hlo_module_from_text(text)

@@ -10,6 +10,8 @@ other.
 import collections
 import dataclasses
 import pathlib
+import warnings
+from collections.abc import Iterator
 
 import jax
 
@@ -42,17 +44,25 @@ def executions(folder, module_name: str) -> list[Execution]:
     """
     files = sorted(pathlib.Path(folder).rglob("*.xplane.pb"))
     found: dict[tuple[int, int], collections.Counter] = {}
-    for file in files:
-        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
-            for event in (e for line in plane.lines for e in line.events):
-                stats = dict(event.stats)
-                if stats.get("hlo_module") != module_name or "hlo_op" not in stats:
-                    continue
-                key = int(stats["run_id"]), int(stats["device_ordinal"])
-                found.setdefault(key, collections.Counter())[str(stats["hlo_op"])] += 1
+    for stats in _stats(files):
+        if stats.get("hlo_module") == module_name and "hlo_op" in stats:
+            key = int(stats["run_id"]), int(stats["device_ordinal"])
+            found.setdefault(key, collections.Counter())[str(stats["hlo_op"])] += 1
     if not found:
         raise Unauditable(f"{folder}: expected executions of {module_name} in a trace, got none")
     return [Execution(*key, dict(ops)) for key, ops in sorted(found.items())]
+
+
+def _stats(files) -> Iterator[dict]:
+    """What the profiler says of each event."""
+    with warnings.catch_warnings():
+        # jaxlib 0.12 makes its types when they are first used, and Python 3.12 warns of how; where
+        # warnings are errors that ends the process.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for file in files:
+            for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+                for line in plane.lines:
+                    yield from (dict(event.stats) for event in line.events)
 
 
 def planned(module: Module) -> list[str]:

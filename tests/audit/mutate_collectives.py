@@ -1,8 +1,10 @@
 """Mutants of the planned transfers, of inputs and of results; see `mutations`."""
 
+import itertools
 import re
 from collections.abc import Iterator
 
+from fcjax.audit.roles import State
 from tests.audit.entry_text import (
     Line,
     behind,
@@ -13,7 +15,22 @@ from tests.audit.entry_text import (
     size,
     with_computation,
 )
-from tests.audit.mutations import Mutant, combiner, everyone, gathering
+from tests.audit.mutations import Mutant, combiner, everyone, gathering, transfers
+
+
+def mutants(text: str, contract, every: int = 1) -> Iterator[Mutant]:
+    """All of them, or every `every`-th of the many transfers: (kind, place, text)."""
+    roles = contract.signature
+    nodes = roles.nodes
+    splits = {
+        n: role.axes.index(role.split) for n, role in enumerate(roles.parameters) if role.split
+    }
+    shards = [n for n, role in enumerate(roles.results) if isinstance(role, State)]
+    return itertools.chain(
+        transfers(text, nodes, every),
+        collectives(text, nodes),
+        layouts(text, nodes, splits, shards),
+    )
 
 
 def collectives(text: str, nodes: int) -> Iterator[Mutant]:

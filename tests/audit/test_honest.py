@@ -1,38 +1,14 @@
 """Honest programs pass, and their collectives are those of the operator table."""
 
-import jax.numpy as jnp
 import pytest
 
 from fcjax import audit
-from tests.audit.programs import QWEN_05, QWEN_15, SMOL, TINY, honest
-
-CASES = {
-    "2 nodes": {},
-    "2 nodes, batch 4": {"batch": 4},
-    "2 nodes, 5 tokens": {"tokens": 5},
-    "2 nodes, depth 3": {"depth": 3},
-    "2 nodes, bf16": {"dtype": jnp.bfloat16},
-    "2 nodes, bf16, batch 4": {"dtype": jnp.bfloat16, "batch": 4},
-    "3 nodes": {"nodes": 3},
-    "3 nodes, batch 3 (as many rows as nodes)": {"nodes": 3, "batch": 3},
-    "3 nodes, bf16, 2 tokens": {"nodes": 3, "dtype": jnp.bfloat16, "tokens": 2},
-    "4 nodes, batch 4": {"nodes": 4, "batch": 4},
-    "4 nodes, depth 2": {"nodes": 4, "depth": 2},
-    "5 nodes": {"nodes": 5},
-    "8 nodes": {"nodes": 8},
-    "8 nodes, batch 4, bf16": {"nodes": 8, "batch": 4, "dtype": jnp.bfloat16},
-    "SmolLM2's sizes, 3 KV groups on 2 nodes": {"cfg": SMOL},
-    "SmolLM2's sizes, batch 4, 5 tokens": {"cfg": SMOL, "batch": 4, "tokens": 5},
-    "1.5B's sizes": {"cfg": QWEN_15},
-    "1.5B's sizes, batch 4": {"cfg": QWEN_15, "batch": 4},
-    "1.5B's sizes, 5 nodes": {"cfg": QWEN_15, "nodes": 5},
-    "0.5B's sizes, 3 nodes (windows with padding)": {"cfg": QWEN_05, "nodes": 3},
-}
+from tests.audit.programs import HONEST, TINY, honest
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", HONEST)
 def test_honest(name):
-    options = CASES[name]
+    options = HONEST[name]
     found = audit.audit_interval(*honest(**options))
     assert found.ok, str(found)[:4000]
     depth = options.get("depth", 1)

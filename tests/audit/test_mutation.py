@@ -1,42 +1,25 @@
 """Every mutant that changes what a node holds is caught; those that change nothing stay clean."""
 
 import collections
-import itertools
 
 import pytest
 
 from fcjax import audit
-from fcjax.audit.roles import State
 from tests.audit import mutate_collectives, mutations
 from tests.audit.programs import honest
 
-N = 3
-
-
-def mutants(text, contract, every=1):
-    """All of them, or every `every`-th of the many transfers: (kind, place, text)."""
-    roles = contract.signature
-    splits = {
-        n: role.axes.index(role.split) for n, role in enumerate(roles.parameters) if role.split
-    }
-    shards = [n for n, role in enumerate(roles.results) if isinstance(role, State)]
-    return itertools.chain(
-        mutations.transfers(text, N, every),
-        mutate_collectives.collectives(text, N),
-        mutate_collectives.layouts(text, N, splits, shards),
-    )
+N = 3  # as many rows as nodes: a scatter over the batch has the right count of elements
 
 
 @pytest.fixture(scope="module")
 def program():
-    # As many rows as nodes: a scatter over the batch has the right count of elements.
     return honest(nodes=N, batch=N)
 
 
 def test_kill_rate(program):
     text, contract = program
     killed, survived, refused = collections.Counter(), [], []
-    for kind, place, changed in mutants(text, contract, every=6):
+    for kind, place, changed in mutate_collectives.mutants(text, contract, every=6):
         assert changed != text, (kind, place)
         try:
             alive = audit.audit_interval(changed, contract).ok
