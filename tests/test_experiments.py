@@ -97,6 +97,40 @@ def test_bad_input_is_one_line_and_leaves_nothing(flags, words, tmp_path):
     assert not workdir.exists()
 
 
+def start_changed(change, *flags):
+    """decode_layer with one line of the library changed before it starts."""
+    run = 'runpy.run_module("experiments.decode_layer", run_name="__main__", alter_sys=True)'
+    command = [sys.executable, "-c", f"{change}\nimport runpy\n{run}", *flags]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_failed_parity_is_exit_code_1(tmp_path):
+    change = 'from fcjax import parity; parity.BOUND["float32"] = 1e-12'
+    result = start_changed(change, "--steps=2", f"--workdir={tmp_path}/run")
+    assert result.returncode == 1, result.stderr
+    assert "bound 1e-12: FAILED" in result.stdout
+    assert not json.loads((tmp_path / "run" / "summary.json").read_text())["passed"]
+
+
+def test_failed_audit_is_exit_code_1_before_any_step(tmp_path):
+    # Every node receives the complete sum, and keeps its own shard of it.
+    change = """
+import jax
+from fcjax import ops
+def scatter(y_U, axis):
+    y, block = jax.lax.psum(y_U, "node"), y_U.shape[axis] // jax.lax.axis_size("node")
+    start = jax.lax.axis_index("node") * block
+    return jax.lax.dynamic_slice_in_dim(y, start, block, axis)
+ops.scatter = scatter
+"""
+    result = start_changed(change, "--steps=2", f"--workdir={tmp_path}/run")
+    assert result.returncode == 1, result.stderr
+    assert "all-reduce-of-state" in result.stdout and "layer_0/qkv" in result.stdout
+    assert "all-reduce(" in result.stdout  # the offending instruction
+    assert not (tmp_path / "run" / "steps.jsonl").exists()
+    assert not json.loads((tmp_path / "run" / "summary.json").read_text())["passed"]
+
+
 def test_a_corrupt_weight_file_is_refused(tmp_path):
     model = tmp_path / "model"
     shutil.copytree(ROOT / "weights/tiny", model)
