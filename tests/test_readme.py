@@ -1,0 +1,28 @@
+"""What the README says is what happens."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_example_prints_what_the_readme_says():
+    (code,) = [c for c in re.findall(r"```python\n(.*?)```", README, re.S) if "certify" in c]
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert f"prints `{result.stdout.strip()}`" in README
+
+
+def test_programs_that_the_readme_names_exist():
+    programs = set(re.findall(r"python -m ((?:experiments|weights)\.\w+)", README))
+    found = {
+        f"{folder}.{path.stem}"
+        for folder in ("experiments", "weights")
+        for path in (ROOT / folder).glob("*.py")
+        if "cli.run(main)" in path.read_text()
+    }
+    assert programs == found
