@@ -37,12 +37,12 @@ class Output:
         residual_BTD, qkv_BTKCH = jax.device_get((self.residual, self.qkv))
         return residual_BTD[:, :, : cfg.D], qkv_BTKCH[:, :, : cfg.K]
 
-    def copies_agree(self, cfg) -> bool:
-        """Whether the complete copy on every node equals the shards, bit for bit."""
+    def copies_agree(self, shards: tuple[np.ndarray, np.ndarray]) -> bool:
+        """Whether the complete copy on every node equals `shards`, bit for bit."""
         return all(
-            np.array_equal(shards, jax.device_get(copy.data))
-            for shards, complete in zip(
-                self.shards(cfg), (self.complete_residual, self.complete_qkv), strict=True
+            np.array_equal(own, jax.device_get(copy.data))
+            for own, complete in zip(
+                shards, (self.complete_residual, self.complete_qkv), strict=True
             )
             for copy in complete.addressable_shards
         )

@@ -28,15 +28,12 @@ _PACKAGES = ("fcjax", "jax", "jaxlib", "flax", "numpy", "orbax-checkpoint", "saf
 def environment() -> dict:
     """Versions, devices and settings that the numbers of a run depend on."""
     devices = jax.devices()
-    return {
+    return certificate.environment() | {
         "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
-        "python": platform.python_version(),
         "machine": platform.machine(),
         "platform": devices[0].platform,
         "platform_version": devices[0].client.platform_version,
         "devices": [f"{d.id}: {d.device_kind}" for d in devices],
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "shardy": bool(jax.config.jax_use_shardy_partitioner),
         "matmul_precision": jax.config.jax_default_matmul_precision,
     }
 

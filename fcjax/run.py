@@ -78,8 +78,9 @@ def run(
     for step in progress(decode(decoder, prompt_BT, steps, choose, eos)):
         out = step.output
         reference = oracle.step(step.tokens_in)
-        error = parity.compare(*out.shards(cfg), jax.device_get(out.logits), reference)
-        same = out.copies_agree(cfg)
+        shards = out.shards(cfg)
+        error = parity.compare(*shards, jax.device_get(out.logits), reference)
+        same = out.copies_agree(shards)
         folder.step({
             "step": step.index,
             "tokens_in": step.tokens_in.tolist(),
