@@ -4,11 +4,13 @@ This is the operator table of the claim, derived from the plan. The audit's cont
 the printed table are all made from it.
 """
 
+import collections
 import dataclasses
 import math
 
-from fcjax.model import Interval
+from fcjax.model import Model
 from fcjax.ownership import Plan
+from fcjax.sampling import Exchange
 
 REDUCE_SCATTER, ALL_REDUCE, ALL_GATHER = "reduce-scatter", "all-reduce", "all-gather"
 
@@ -24,6 +26,7 @@ class Collective:
       weight: path of the parameter that a scatter's operand was contracted with, or None.
       contracted: the split dimension over which that contraction summed, or None.
       nodes: N.
+      exchange: what is found by it, if it belongs to the choice of the next token.
     """
 
     kind: str
@@ -32,6 +35,7 @@ class Collective:
     weight: str | None
     contracted: str | None
     nodes: int
+    exchange: Exchange | None = None
 
     @property
     def result(self) -> tuple[int, ...]:
@@ -42,10 +46,19 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Elements that a node must send to the others at least (a ring's share)."""
-        share = (self.nodes - 1) / self.nodes
-        size = math.prod(self.operand)
-        return size * share * {REDUCE_SCATTER: 1, ALL_REDUCE: 2, ALL_GATHER: self.nodes}[self.kind]
+        """Elements that a node must send to the others at least; see `share`."""
+        return share(self.kind, math.prod(self.operand), self.nodes)
+
+
+def share(kind: str, size: int, nodes: int) -> float:
+    """Elements that a node must send to the others at least, and receive from them: a ring's share.
+
+    Args:
+      kind: of the collective.
+      size: elements of its operand on each node.
+      nodes: N.
+    """
+    return size * (nodes - 1) / nodes * {REDUCE_SCATTER: 1, ALL_REDUCE: 2, ALL_GATHER: nodes}[kind]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +76,22 @@ class Boundary:
     state: tuple[str, ...]
 
 
-def boundaries(plan: Plan, interval: Interval, batch: int, tokens: int) -> list[Boundary]:
-    """The boundaries of the interval in order, from the entry to the successor's q, k, v."""
-    cfg, B, T = plan.cfg, batch, tokens
-    D, K, F = (plan.split(d).padded for d in ("D", "K", "F"))
+def boundaries(model: Model, batch: int, tokens: int) -> list[Boundary]:
+    """The boundaries of the interval in order, from its entry to the operator that ends it.
+
+    Args:
+      model: only its plan, interval and sampling are read.
+      batch, tokens: B rows and T new tokens: one decodes, more are a prefill.
+    """
+    plan, interval, cfg, B, T = model.plan, model.interval, model.plan.cfg, batch, tokens
+    D, K, F, V = (plan.split(d).padded for d in ("D", "K", "F", "V"))
 
     def statistic():
         return Collective(ALL_REDUCE, (B, T, 1), None, None, None, plan.nodes)
+
+    def exchange(e):
+        operand = (B,) if e.width == 1 else (B, e.width)
+        return Collective(ALL_REDUCE, operand, None, None, None, plan.nodes, e)
 
     def scatter(operand, axis, weight, contracted):
         return Collective(REDUCE_SCATTER, operand, axis, weight, contracted, plan.nodes)
@@ -78,7 +100,7 @@ def boundaries(plan: Plan, interval: Interval, batch: int, tokens: int) -> list[
         collectives = (statistic(), scatter((B, T, K, cfg.C, cfg.H), 2, f"layers.{i}.qkv", "D"))
         return Boundary(f"layer_{i}/qkv", collectives, ("q", "k", "v"))
 
-    rows = [Boundary("entry", (), ("residual",))]
+    rows = [Boundary("embed" if model.whole else "entry", (), ("residual",))]
     for i in interval.layers:
         out = scatter((B, T, D), 2, f"layers.{i}.out", "K")
         gate_up = scatter((B, T, 2, F), 3, f"layers.{i}.gate_up", "D")
@@ -90,7 +112,17 @@ def boundaries(plan: Plan, interval: Interval, batch: int, tokens: int) -> list[
             Boundary(f"layer_{i}/gate_up", (statistic(), gate_up), ("gate", "up", "activation")),
             Boundary(f"layer_{i}/down", (down,), ("residual",)),
         ]
-    return [*rows, qkv(interval.successor)]
+    if not model.whole:
+        return [*rows, qkv(interval.successor)]
+    if tokens > 1:  # prefill ends with the last layer
+        return rows
+    head = scatter((B, V), 1, "embed" if cfg.tied else "head", "D")
+    choice = tuple(map(exchange, model.sampling.exchanges))
+    return [
+        *rows,
+        Boundary("head", (statistic(), head), ("logits",)),
+        Boundary("choose", choice, ()),
+    ]
 
 
 def compatibility_all_gather(plan: Plan, batch: int, tokens: int) -> Collective:
@@ -109,20 +141,30 @@ def owned(plan: Plan, state: str, node: int) -> str:
     return f"{split.dim} {run.start}..{run.stop - 1}"
 
 
-def table(plan: Plan, interval: Interval, batch: int, tokens: int) -> str:
-    """The interval as text: operator, transfers, and the coordinates of each node behind it."""
-    rows = [("boundary", "collectives", "state", *(f"node {q}" for q in range(plan.nodes)))]
-    for b in boundaries(plan, interval, batch, tokens):
-        moves = ", ".join(f"{c.kind} {list(c.operand)}" for c in b.collectives) or "-"
-        state = ", ".join(b.state)
+def table(model: Model, batch: int, tokens: int) -> str:
+    """The interval as text: operator, transfers, and the coordinates of each node behind it.
+
+    Layers after the first look like it and are left out.
+    """
+    plan, nodes = model.plan, range(model.plan.nodes)
+    rows = [("boundary", "collectives", "state", *(f"node {q}" for q in nodes))]
+    middle = [f"layer_{i}/" for i in model.interval.layers[1:]]
+    for b in boundaries(model, batch, tokens):
+        if middle and b.scope == middle[0] + "qkv":
+            last = model.interval.layers[-1]
+            rows.append((f"... to layer_{last}/down", "the same", "", *("" for _ in nodes)))
+        if b.scope.startswith(tuple(middle)):
+            continue
+        counted = collections.Counter(f"{c.kind} {list(c.operand)}" for c in b.collectives)
+        moves = ", ".join(f"{n} x {m}" if n > 1 else m for m, n in counted.items()) or "-"
+        own = (owned(plan, b.state[0], q) if b.state else "the token" for q in nodes)
+        rows.append((b.scope, moves, ", ".join(b.state) or "-", *own))
+    if not model.whole:
+        gather = compatibility_all_gather(plan, batch, tokens)
         rows.append(
-            (b.scope, moves, state, *(owned(plan, b.state[0], q) for q in range(plan.nodes)))
-        )
-    gather = compatibility_all_gather(plan, batch, tokens)
-    rows.append(
-        ("(outside the claim)", f"{gather.kind} {list(gather.operand)}", "residual, q, k, v",
-         *("complete" for _ in range(plan.nodes)))
-    )  # fmt: skip
+            ("(outside the claim)", f"{gather.kind} {list(gather.operand)}", "residual, q, k, v",
+             *("complete" for _ in nodes))
+        )  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows

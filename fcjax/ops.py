@@ -59,14 +59,22 @@ def down_proj(act_BTFn, w):
     return scatter(down_BTD_U, 2)
 
 
-def layer(x_BTDn, w, cache, pos, cfg):
+def embed(tokens_BT, table_VDn):
+    """table[V, D_n] at tokens[B, T] -> x[B, T, D_n]: a node looks up its own columns, no transfer.
+
+    The tokens are below V: a check inside would cost a select over the state.
+    """
+    return table_VDn.at[tokens_BT].get(mode="promise_in_bounds")
+
+
+def layer(x_BTDn, w, cache, pos_B, cfg):
     """One whole decoder layer that reads shards and leaves shards.
 
     Args:
       x_BTDn: the node's residual coordinates.
       w: the node's block of every parameter of the layer.
       cache: (k, v) [B, K_n, S, H] of the node's KV groups.
-      pos: position of the first of the T tokens; public, the same on every node.
+      pos_B: position of each row's first token; public, the same on every node.
       cfg: the model's sizes.
 
     Returns:
@@ -75,7 +83,7 @@ def layer(x_BTDn, w, cache, pos, cfg):
     with jax.named_scope("qkv"):
         qkv_BTKnCH = qkv_proj(x_BTDn, w, cfg.D, cfg.eps)
     with jax.named_scope("attention"):
-        o_BTKnGH, cache = reference.attention(qkv_BTKnCH, cache, pos, cfg.rope_theta)
+        o_BTKnGH, cache = reference.attention(qkv_BTKnCH, cache, pos_B, cfg.rope_theta)
     with jax.named_scope("out"):
         x_BTDn = x_BTDn + out_proj(o_BTKnGH, w)
     with jax.named_scope("gate_up"):
@@ -90,13 +98,13 @@ def tensor_parallel_qkv(x_BTD, w, eps: float):
     return reference.project(normed_BTD, w["qkv"]) + w["qkv_bias"][None, None]
 
 
-def tensor_parallel_rest(x_BTD, qkv_BTKnCH, w, cache, pos, cfg):
+def tensor_parallel_rest(x_BTD, qkv_BTKnCH, w, cache, pos_B, cfg):
     """The layer behind its Q/K/V, on the complete residual: two AllReduces.
 
     o[B,T,K_n,G,H] . w[K_n,G,H,D] -> [B,T,D]{U_n} -> AllReduce -> [B,T,D], and the same for
     act[B,T,F_n] . w[F_n,D].
     """
-    o_BTKnGH, cache = reference.attention(qkv_BTKnCH, cache, pos, cfg.rope_theta)
+    o_BTKnGH, cache = reference.attention(qkv_BTKnCH, cache, pos_B, cfg.rope_theta)
     out_BTD_U = reference.out_proj(o_BTKnGH, w["out"])
     x_BTD = x_BTD + jax.lax.psum(out_BTD_U, AXIS)
     normed_BTD = reference.rms_norm(x_BTD, w["post_norm"], cfg.eps)
@@ -106,12 +114,10 @@ def tensor_parallel_rest(x_BTD, qkv_BTKnCH, w, cache, pos, cfg):
     return x_BTD + jax.lax.psum(down_BTD_U, AXIS), cache
 
 
-def tensor_parallel_head(x_BTD, table_VDn, norm_D, split: Split, eps: float):
-    """Logits of the last token: x[B,D_n] . w[V,D_n] -> [B,V]{U_n} -> AllReduce -> [B,V]."""
-    normed_BTD = reference.rms_norm(x_BTD[:, -1:], norm_D, eps)
-    normed_BDn = own(normed_BTD, 2, split)[:, 0]
-    logits_BV_U = jnp.einsum("bd,vd->bv", normed_BDn, table_VDn)
-    return jax.lax.psum(logits_BV_U, AXIS)
+def head(normed_B1Dn, table_VDn):
+    """x[B,1,D_n] . w[V,D_n] -> [B,V]{U_n} -> ReduceScatter -> logits [B,V_n]."""
+    logits_BV_U = jnp.einsum("bd,vd->bv", normed_B1Dn[:, 0], table_VDn)
+    return scatter(logits_BV_U, 1)
 
 
 def own(y, axis: int, split: Split):

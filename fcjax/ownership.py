@@ -31,7 +31,7 @@ STATE = {
     "gate": ("B", "T", "F"),
     "up": ("B", "T", "F"),
     "activation": ("B", "T", "F"),
-    "logits": ("B", "T", "V"),
+    "logits": ("B", "V"),  # of the last token
 }
 SPLIT_DIMS = ("D", "K", "F", "V")
 
@@ -42,11 +42,11 @@ INTERVAL_CUT = {
     "post_norm": "D", "gate_up": "D", "down": "F",
     "embed": "D", "norm": "D", "head": "D",
 }  # fmt: skip
-# The same for ordinary tensor parallelism, where every node holds the complete residual.
+# The same for ordinary tensor parallelism, where every node holds the complete residual. The tables
+# of the embedding and the head are cut by columns either way, so that a tied one exists once.
 TENSOR_PARALLEL_CUT = {
     "input_norm": None, "qkv": "K", "qkv_bias": "K", "out": "K",
-    "post_norm": None, "gate_up": "F", "down": "F",
-    "embed": "D", "norm": None, "head": "D",
+    "post_norm": None, "gate_up": "F", "down": "F", "norm": None,
 }  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """How far the sharded run is from the unsharded reference on the same tokens."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,34 +56,48 @@ class Oracle:
         """
         self.model = unsharded(source)
         self.cache = reference.init_cache(source.cfg, batch, length)
-        self.pos = 0
         self._step = jax.jit(self._run, static_argnums=0, donate_argnums=3)
         self._layer = interval.successor
 
+    def restart(self, interval: Interval, length: int) -> None:
+        """Empty the cache, for another run of the same rows."""
+        batch = self.cache[0][0].shape[0]
+        self.cache = reference.init_cache(self.model.cfg, batch, length)
+        self._layer = interval.successor
+
     @staticmethod
-    def _run(layer, model, tokens_BT, cache, pos):
-        residuals, cache = model(tokens_BT, cache, pos)
-        qkv_BTKCH = model.layers[layer].qkv_proj(residuals[layer])
-        logits_BV = model.logits(residuals[-1][:, -1:])[:, 0]
-        return (residuals[layer], qkv_BTKCH, logits_BV), cache
+    def _run(layer, model, tokens_BT, cache, pos_B):
+        residuals, cache = model(tokens_BT, cache, pos_B)
+        found = {"residual": residuals[layer]}
+        if layer < model.cfg.L:
+            found["qkv"] = model.layers[layer].qkv_proj(residuals[layer])
+        if tokens_BT.shape[1] == 1:
+            found["logits"] = model.logits(residuals[-1])[:, 0]
+        return found, cache
 
-    def step(self, tokens_BT: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Residual [B, T, D] and qkv [B, T, K, C, H] at the interval's end, logits [B, V]."""
-        tokens, pos = jax.device_put((tokens_BT.astype(np.int32), np.int32(self.pos)))
-        out, self.cache = self._step(self._layer, self.model, tokens, self.cache, pos)
-        self.pos += tokens_BT.shape[1]
-        return jax.device_get(out)
+    def step(self, tokens_BT, pos_B) -> dict[str, np.ndarray]:
+        """At the interval's end residual [B, T, D] and, if a layer follows, qkv [B, T, K, C, H];
+        if T = 1 the logits [B, V]."""
+        inputs = jax.device_put((tokens_BT.astype(np.int32), pos_B.astype(np.int32)))
+        found, self.cache = self._step(self._layer, self.model, inputs[0], self.cache, inputs[1])
+        return jax.device_get(found)
 
 
-def compare(residual_BTD, qkv_BTKCH, logits_BV, oracle: tuple[np.ndarray, ...]) -> dict[str, float]:
-    """Parity figure of residual, q, k, v and logits; a row is one token of one prompt."""
+def compare(shards: dict[str, np.ndarray], oracle: dict[str, np.ndarray]) -> dict[str, float]:
+    """Parity figure of residual, q, k, v and logits, of those that there are.
 
-    def parts(residual, qkv, logits):
-        q, k, v = np.split(qkv, [qkv.shape[3] - 2, qkv.shape[3] - 1], axis=3)
-        rows = {"residual": residual, "q": q, "k": k, "v": v}
-        return {n: x.reshape(x.shape[0] * x.shape[1], -1) for n, x in rows.items()} | {
-            "logits": logits
-        }
+    A row is one token of one prompt.
+    """
 
-    ours, theirs = parts(residual_BTD, qkv_BTKCH, logits_BV), parts(*oracle)
-    return {name: row_error(ours[name], theirs[name]) for name in ours}
+    def parts(values):
+        values = dict(values)
+        if "qkv" in values:
+            qkv = values.pop("qkv")
+            q, k, v = np.split(qkv, [qkv.shape[3] - 2, qkv.shape[3] - 1], axis=3)
+            values |= {"q": q, "k": k, "v": v}
+        order = [n for n in ("residual", "q", "k", "v", "logits") if n in values]
+        lead = {n: 1 if n == "logits" else 2 for n in order}
+        return {n: values[n].reshape(math.prod(values[n].shape[: lead[n]]), -1) for n in order}
+
+    ours, theirs = parts(shards), parts(oracle)
+    return {name: row_error(ours[name], ref) for name, ref in theirs.items()}

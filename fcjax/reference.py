@@ -77,59 +77,73 @@ def out_proj(o_BTKGH, w_KGHD):
     return _sum_in_runs(o_BTKGH.reshape(B, T, K, -1), w_KGHD.reshape(K, -1, w_KGHD.shape[-1]))
 
 
-def rope(x_BTKGH, pos, theta: float):
-    """Rotate each head by its position; the T tokens stand at pos, pos + 1, ...
+def rope(x_BTKGH, pos_B, theta: float):
+    """Rotate each head by its position; the T tokens of row b stand at pos_B[b], pos_B[b] + 1, ...
 
     Half-split: coordinate h pairs with h + H/2 (Hugging Face's `rotate_half`). The angle is
     computed in f32, since a bf16 position is off by whole tokens above 256.
     """
     T, H = x_BTKGH.shape[1], x_BTKGH.shape[-1]
     freq_h = 1.0 / theta ** (jnp.arange(0, H, 2, dtype=jnp.float32) / H)
-    pos_T = (pos + jnp.arange(T)).astype(jnp.float32)
-    angle_Th = pos_T[:, None] * freq_h[None]
-    cos, sin = (f(angle_Th)[None, :, None, None].astype(x_BTKGH.dtype) for f in (jnp.cos, jnp.sin))
+    pos_BT = _positions(pos_B, T).astype(jnp.float32)
+    angle_BTh = pos_BT[..., None] * freq_h[None, None]
+    cos, sin = (f(angle_BTh)[:, :, None, None].astype(x_BTKGH.dtype) for f in (jnp.cos, jnp.sin))
     a, b = jnp.split(x_BTKGH, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def attend(q_BTKGH, k_BKSH, v_BKSH, pos):
-    """Causal attention of T new tokens at pos, pos + 1, ... over a cache of S slots.
+def _positions(pos_B, T: int):
+    return pos_B[:, None] + jnp.arange(T)[None]
+
+
+def attend(q_BTKGH, k_BKSH, v_BKSH, pos_B):
+    """Causal attention of T new tokens a row over a cache of S slots.
 
     Query head g of group k reads the keys and values of group k, which is Hugging Face's
-    `repeat_kv` order. Softmax in f32. Slot s is read where s <= pos + t: there is always one.
+    `repeat_kv` order. Softmax in f32. Row b reads slot s where s <= pos_B[b] + t: there is always
+    one.
     """
     T, S = q_BTKGH.shape[1], k_BKSH.shape[2]
     scale = q_BTKGH.shape[-1] ** -0.5
     scores_BKGTS = jnp.einsum("btkgh,bksh->bkgts", q_BTKGH, k_BKSH).astype(jnp.float32) * scale
-    seen_TS = jnp.arange(S)[None] <= (pos + jnp.arange(T))[:, None]
-    scores_BKGTS = jnp.where(seen_TS[None, None, None], scores_BKGTS, -jnp.inf)
+    seen_BTS = jnp.arange(S)[None, None] <= _positions(pos_B, T)[..., None]
+    scores_BKGTS = jnp.where(seen_BTS[:, None, None], scores_BKGTS, -jnp.inf)
     probs_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(q_BTKGH.dtype)
     return jnp.einsum("bkgts,bksh->btkgh", probs_BKGTS, v_BKSH)
 
 
-def attention(qkv_BTKCH, cache, pos, theta: float):
+def write_cache(old_BKSH, new_BTKH, pos_B):
+    """The cache with slots pos_B[b] .. pos_B[b] + T - 1 of each row b written, in place if donated.
+
+    Row by row: one scatter of all rows would run as a loop over them on CPU, and out of place.
+    """
+    new_BKTH = new_BTKH.swapaxes(1, 2).astype(old_BKSH.dtype)  # it may be kept in another type
+    for row in range(new_BKTH.shape[0]):
+        at = (row, 0, pos_B[row], 0)
+        old_BKSH = jax.lax.dynamic_update_slice(old_BKSH, new_BKTH[row : row + 1], at)
+    return old_BKSH
+
+
+def attention(qkv_BTKCH, cache, pos_B, theta: float):
     """Attention of whole KV groups: rotate, append to the cache, attend.
 
     Args:
       qkv_BTKCH: the fused projections, biases added, before RoPE.
-      cache: (k, v), each [B, K, S, H], filled up to `pos`.
-      pos: position of the first new token; pos + T <= S is the caller's duty.
+      cache: (k, v), each [B, K, S, H], row b filled up to pos_B[b].
+      pos_B: int32, position of each row's first new token; pos_B + T <= S is the caller's duty.
 
     Returns:
-      o [B, T, K, G, H], and the cache with slots pos .. pos + T - 1 written.
+      o [B, T, K, G, H], and the cache with the T slots from pos_B[b] on of each row b written.
     """
-    q_BTKGH = rope(qkv_BTKCH[..., :-2, :], pos, theta)
-    k_BTKH = rope(qkv_BTKCH[..., -2:-1, :], pos, theta)[..., 0, :]
+    q_BTKGH = rope(qkv_BTKCH[..., :-2, :], pos_B, theta)
+    k_BTKH = rope(qkv_BTKCH[..., -2:-1, :], pos_B, theta)[..., 0, :]
     v_BTKH = qkv_BTKCH[..., -1, :]
-    # The cache may be kept in another type than the activations.
     cache = tuple(
-        jax.lax.dynamic_update_slice_in_dim(
-            old_BKSH, new_BTKH.swapaxes(1, 2).astype(old_BKSH.dtype), pos, axis=2
-        )
+        write_cache(old_BKSH, new_BTKH, pos_B)
         for old_BKSH, new_BTKH in zip(cache, (k_BTKH, v_BTKH), strict=True)
     )
     k_BKSH, v_BKSH = (c.astype(q_BTKGH.dtype) for c in cache)
-    return attend(q_BTKGH, k_BKSH, v_BKSH, pos), cache
+    return attend(q_BTKGH, k_BKSH, v_BKSH, pos_B), cache
 
 
 class Layer(nnx.Module):
@@ -152,9 +166,9 @@ class Layer(nnx.Module):
         act_BTF = jax.nn.silu(gate_up_BT2F[:, :, 0]) * gate_up_BT2F[:, :, 1]
         return project(act_BTF, self.down[...])
 
-    def __call__(self, x_BTD, cache, pos):
+    def __call__(self, x_BTD, cache, pos_B):
         """The residual after this layer, and its cache."""
-        o_BTKGH, cache = attention(self.qkv_proj(x_BTD), cache, pos, self.cfg.rope_theta)
+        o_BTKGH, cache = attention(self.qkv_proj(x_BTD), cache, pos_B, self.cfg.rope_theta)
         x_BTD = x_BTD + out_proj(o_BTKGH, self.out[...])
         return x_BTD + self.mlp(x_BTD), cache
 
@@ -170,13 +184,13 @@ class Qwen2(nnx.Module):
         if not cfg.tied:
             self.head = _param(cfg, "head", MODEL_PARAMS["head"], dtype, rngs)
 
-    def __call__(self, tokens_BT, cache, pos):
+    def __call__(self, tokens_BT, cache, pos_B):
         """Run T tokens through every layer.
 
         Args:
           tokens_BT: int32 token ids, each below V (a larger one would be clamped in silence).
           cache: one (k, v) a layer, as `init_cache` makes it.
-          pos: position of the first token.
+          pos_B: int32, position of each row's first token.
 
         Returns:
           The L + 1 residuals [B, T, D] that enter layer 0, 1, ..., L - 1 and the final norm,
@@ -185,7 +199,7 @@ class Qwen2(nnx.Module):
         residuals = [self.embed[...][tokens_BT]]
         new_cache = []
         for layer, layer_cache in zip(self.layers, cache, strict=True):
-            x_BTD, layer_cache = layer(residuals[-1], layer_cache, pos)
+            x_BTD, layer_cache = layer(residuals[-1], layer_cache, pos_B)
             residuals.append(x_BTD)
             new_cache.append(layer_cache)
         return residuals, new_cache

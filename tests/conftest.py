@@ -1,11 +1,11 @@
-"""One strict session for every test: eight emulated nodes, and nothing implicit."""
+"""One strict session for every test: twelve emulated nodes, and nothing implicit."""
 
 import jax
 import pytest
 
 from weights import gguf_import
 
-jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_num_cpu_devices", 12)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

@@ -7,6 +7,7 @@ import numpy as np
 from fcjax import ownership, reference
 from fcjax.model import Interval, Model
 from fcjax.ownership import AXIS, Plan
+from fcjax.sampling import Sampling
 
 
 def pad(plan: Plan, dims: str, x) -> np.ndarray:
@@ -50,10 +51,11 @@ def place(x, target: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 class Nodes:
-    """The three programs of a model on N nodes, run by hand, with their caches."""
+    """The programs of a model on N nodes, run by hand, with their caches."""
 
-    def __init__(self, cfg, nodes, first, depth, params, batch, length):
-        self.model = Model(Plan(cfg, nodes), Interval(first, depth), ownership.make_mesh(nodes))
+    def __init__(self, cfg, nodes, first, depth, params, batch, length, sampling=Sampling()):  # noqa: B008
+        plan, mesh = Plan(cfg, nodes), ownership.make_mesh(nodes)
+        self.model = Model(plan, Interval(first, depth), mesh, sampling=sampling)
         self.params = {
             path: place(params[path], target) for path, target in self.model.params().items()
         }
@@ -62,37 +64,47 @@ class Nodes:
         self._compiled = {}
 
     def program(self, name: str, tokens: int):
-        """The compiled program for T tokens."""
+        """A program for T tokens, and its executable."""
+        (program,) = (p for p in self.model.programs(tokens) if p.name == name)
         if (name, tokens) not in self._compiled:
-            program = getattr(self.model, name)
-            self._compiled[name, tokens] = self.model.compile(
-                program, self.batch, tokens, self.length
-            )
-        return self._compiled[name, tokens]
+            sizes = self.batch, tokens, self.length
+            self._compiled[name, tokens] = self.model.compile(program, *sizes)
+        return program, self._compiled[name, tokens]
 
-    def run(self, name: str, tokens: int, *arguments):
-        """Run one program at the present position; its caches are replaced."""
-        program = getattr(self.model, name)
-        everywhere = jax.NamedSharding(self.model.mesh, jax.P())
-        *results, caches = self.program(name, tokens)(
+    def run(self, name: str, values: dict) -> dict:
+        """Run one program at the present position; its caches are replaced.
+
+        Args:
+          name: "before", "interval" or "after".
+          values: by name; "tokens" is always among them.
+
+        Returns:
+          Its results by name.
+        """
+        program, executable = self.program(name, values["tokens"].shape[1])
+        *results, caches = executable(
             {path: self.params[path] for path in program.params},
             [self.caches[i] for i in program.layers],
-            *arguments,
-            jax.device_put(jnp.int32(self.pos), everywhere),
+            *((values | self.public())[name] for name in program.arguments),
         )
         for i, cache in zip(program.layers, caches, strict=True):
             self.caches[i] = cache
-        return results
+        return dict(zip(program.results, results, strict=True))
 
-    def step(self, tokens_BT):
-        """One pass: residual and qkv as shards, both complete, and the logits."""
-        T = tokens_BT.shape[1]
-        tokens = jax.device_put(tokens_BT, self.model.value("tokens", *tokens_BT.shape).sharding)
-        (x_BTDn,) = self.run("before", T, tokens)
-        x_BTDn, qkv_BTKnCH, x_BTD, qkv_BTKCH = self.run("inside", T, x_BTDn)
-        (logits_BV,) = self.run("after", T, x_BTD, qkv_BTKCH)
-        self.pos += T
-        return x_BTDn, qkv_BTKnCH, x_BTD, qkv_BTKCH, logits_BV
+    def public(self) -> dict:
+        """Position and seed, on every node."""
+        pos_B = np.zeros(self.batch, np.int32) + np.int32(self.pos)
+        everywhere = jax.NamedSharding(self.model.mesh, jax.P())
+        return jax.device_put({"pos": pos_B, "seed": np.uint32(0)}, everywhere)
+
+    def step(self, tokens_BT) -> dict:
+        """One pass; every value that the programs give, by name."""
+        everywhere = jax.NamedSharding(self.model.mesh, jax.P())
+        values = {"tokens": jax.device_put(np.asarray(tokens_BT, np.int32), everywhere)}
+        for program in self.model.programs(tokens_BT.shape[1]):
+            values |= self.run(program.name, values)
+        self.pos += tokens_BT.shape[1]
+        return values
 
 
 def reference_model(cfg, params) -> reference.Qwen2:
@@ -103,8 +115,12 @@ def reference_model(cfg, params) -> reference.Qwen2:
 
 @jax.jit
 def run_reference(model, tokens_BT, cache, pos):
-    """Every residual, every layer's qkv, logits of every token, and the cache."""
-    residuals, cache = model(tokens_BT, cache, pos)
+    """Every residual, every layer's qkv, logits of every token, and the cache.
+
+    `pos` is the position of every row's first token, or of each row's.
+    """
+    pos_B = jnp.broadcast_to(jnp.asarray(pos, jnp.int32), tokens_BT.shape[:1])
+    residuals, cache = model(tokens_BT, cache, pos_B)
     qkv = [layer.qkv_proj(x) for layer, x in zip(model.layers, residuals[:-1], strict=True)]
     return residuals, qkv, model.logits(residuals[-1]), cache
 

@@ -140,7 +140,7 @@ def test_a_node_reads_its_own_blocks_only(folders, monkeypatch):
         source, "read", lambda path, index: read.append((path, index)) or original(path, index)
     )
     source.load(model.params())
-    for path in model.inside.params:
+    for path in model.inside(1).params:
         blocks = [index for p, index in read if p == path]
         sizes = [np.prod([s.stop - s.start for s in index]) for index in blocks]
         assert len(blocks) == 2, path

@@ -187,17 +187,17 @@ def run_layer(N, params, x, cache, pos, cuts=INTERVAL_CUT):
     plan, names = Plan(CFG, N), list(LAYER_PARAMS)
     sharded = cuts is INTERVAL_CUT
 
-    def fn(pos, x, k, v, *w):
+    def fn(pos_B, x, k, v, *w):
         w = dict(zip(names, w, strict=True))
         if sharded:
-            x, cache = ops.layer(x, w, (k, v), pos, CFG)
+            x, cache = ops.layer(x, w, (k, v), pos_B, CFG)
         else:
             qkv = ops.tensor_parallel_qkv(x, w, CFG.eps)
-            x, cache = ops.tensor_parallel_rest(x, qkv, w, (k, v), pos, CFG)
+            x, cache = ops.tensor_parallel_rest(x, qkv, w, (k, v), pos_B, CFG)
         return x, *cache
 
     arguments = [
-        (np.int32(pos), None),
+        (np.zeros(x.shape[0], np.int32) + np.int32(pos), None),
         (nodes.pad(plan, "BTD" if sharded else "BT-", x), 2 if sharded else None),
         *((nodes.pad(plan, "BKSH", c), 1) for c in cache),
         *weights(plan, params, names, cuts),
@@ -207,7 +207,7 @@ def run_layer(N, params, x, cache, pos, cuts=INTERVAL_CUT):
 
 @jax.jit
 def reference_layer(layer, x, cache, pos):
-    return layer(x, cache, pos)
+    return layer(x, cache, jnp.broadcast_to(jnp.asarray(pos, jnp.int32), x.shape[:1]))
 
 
 def filled_cache(B, pos):
@@ -259,18 +259,48 @@ def test_residual_is_added_once(N, params):
 
 
 @EVERY_N
-def test_tensor_parallel_head(N):
+def test_layer_with_rows_at_positions_of_their_own(N, params, layer):
+    x, pos = normal(3, 2, CFG.D), np.array([7, 0, 14], np.int32)
+    cache = [np.array(c) for c in filled_cache(3, LENGTH)]
+    out, k, v = run_layer(N, params, x, cache, pos)
+    ref, (ref_k, ref_v) = reference_layer(layer, x, cache, pos)
+    check(out, ref, 2)
+    for mine, theirs, before in zip((k, v), (ref_k, ref_v), cache, strict=True):
+        for row, p in enumerate(pos):
+            check(mine[row, :, p : p + 2], theirs[row, :, p : p + 2], 0)
+            rest = np.delete(mine[row, : CFG.K], np.r_[p : p + 2], axis=1)
+            np.testing.assert_array_equal(rest, np.delete(before[row], np.r_[p : p + 2], axis=1))
+
+
+@EVERY_N
+def test_embed(N):
+    """Each node's own columns of the rows that the tokens name, bit for bit."""
+    table, plan = models.random_params(CFG)["embed"], Plan(CFG, N)
+    tokens = np.array([[0, 5, CFG.V - 1], [7, 7, 1]], np.int32)
+    fn = lambda tokens, table: (ops.embed(tokens, table),)  # noqa: E731
+    arguments = [(tokens, None), (nodes.pad(plan, "VD", table), 1)]
+    (x_BTDn,) = nodes.on_nodes(N, fn, arguments, [2])
+    np.testing.assert_array_equal(x_BTDn, nodes.pad(plan, "-D", table)[tokens])
+
+
+@EVERY_N
+def test_head(N):
+    """Final norm and logits from shards: each node ends with its own words' logits."""
     whole = models.random_params(CFG)
-    plan, x = Plan(CFG, N), normal(3, 5, CFG.D)
+    plan, x = Plan(CFG, N), normal(3, 1, CFG.D)
 
     def fn(x, table, norm):
-        return (ops.tensor_parallel_head(x, table, norm, plan.split("D"), CFG.eps),)
+        return (ops.head(ops.rms_norm(x, norm, CFG.D, CFG.eps), table),)
 
-    table = nodes.pad(plan, "-D", whole["embed"])
-    (out,) = nodes.on_nodes(N, fn, [(x, None), (table, 1), (whole["norm"], None)], [None])
-    ref = nodes.reference_model(CFG, whole).logits(x)[:, -1]
-    assert out.shape == (3, CFG.V)
-    assert nodes.error(out, ref) < BOUND
+    arguments = [
+        (nodes.pad(plan, "BTD", x), 2),
+        (nodes.pad(plan, "VD", whole["embed"]), 1),
+        (nodes.pad(plan, "D", whole["norm"]), 0),
+    ]
+    (logits,) = nodes.on_nodes(N, fn, arguments, [1])
+    ref = nodes.reference_model(CFG, whole).logits(x)[:, 0]
+    assert logits.shape == (3, plan.split("V").padded)
+    check(logits, ref, 1)
 
 
 @EVERY_N

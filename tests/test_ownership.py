@@ -167,6 +167,8 @@ def test_weight_layouts(nodes, cuts):
     cfg = models.UNTIED
     plan = Plan(cfg, nodes)
     for path, dims in param_dims(cfg).items():
+        if path in ("embed", "head") and cuts is TENSOR_PARALLEL_CUT:
+            continue  # tables are laid out by INTERVAL_CUT everywhere
         cut = cuts[path.rpartition(".")[2]]
         shape, spec = plan.weight_shape(path, cuts), plan.weight_spec(path, cuts)
         true = param_shapes(cfg)[path]

@@ -1,5 +1,6 @@
 """The parity figure by hand, and the oracle against the reference."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -53,55 +54,63 @@ def test_shapes_must_agree():
 
 def values(B=2, T=3, D=5, K=2, G=3, H=4, V=7):
     rng = np.random.default_rng(0)
-    return (
-        rng.standard_normal((B, T, D)),
-        rng.standard_normal((B, T, K, G + 2, H)),
-        rng.standard_normal((B, V)),
-    )
+    return {
+        "residual": rng.standard_normal((B, T, D)),
+        "qkv": rng.standard_normal((B, T, K, G + 2, H)),
+        "logits": rng.standard_normal((B, V)),
+    }
 
 
 def test_compare_names_what_is_wrong():
     """Each of the five figures moves with its own numbers alone."""
     right = values()
-    assert parity.compare(*right, right) == dict.fromkeys(("residual", "q", "k", "v", "logits"), 0)
+    assert parity.compare(right, right) == dict.fromkeys(("residual", "q", "k", "v", "logits"), 0)
     places = {
-        "residual": (0, (1, 2, 4)),
-        "q": (1, (1, 2, 1, 2, 3)),
-        "k": (1, (1, 2, 1, 3, 3)),
-        "v": (1, (1, 2, 1, 4, 3)),
-        "logits": (2, (1, 6)),
+        "residual": ("residual", (1, 2, 4)),
+        "q": ("qkv", (1, 2, 1, 2, 3)),
+        "k": ("qkv", (1, 2, 1, 3, 3)),
+        "v": ("qkv", (1, 2, 1, 4, 3)),
+        "logits": ("logits", (1, 6)),
     }
     for name, (value, place) in places.items():
-        wrong = [x.copy() for x in right]
+        wrong = {n: x.copy() for n, x in right.items()}
         wrong[value][place] += 1
-        figures = parity.compare(*wrong, right)
+        figures = parity.compare(wrong, right)
         assert {n for n, error in figures.items() if error} == {name}
 
 
 def test_compare_has_a_row_for_each_token():
     """One token of ten wrong shows as large as if it were the only one."""
     right = values(B=1, T=10)
-    wrong = [x.copy() for x in right]
-    wrong[0][0, 7] *= 2
-    assert parity.compare(*wrong, right)["residual"] == pytest.approx(1)
+    wrong = {n: x.copy() for n, x in right.items()}
+    wrong["residual"][0, 7] *= 2
+    assert parity.compare(wrong, right)["residual"] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("first, depth", [(0, 1), (1, 2)])
+@pytest.mark.parametrize("first, depth", [(0, 1), (1, 2), (0, 4)])
 def test_oracle(tmp_path, first, depth):
-    cfg = models.UNTIED
+    cfg, end = models.UNTIED, first + depth
     source = checkpoint.open_folder(models.write_folder(tmp_path, cfg))
     oracle = parity.Oracle(source, Interval(first, depth), batch=2, length=8)
     model = nodes.reference_model(cfg, models.random_params(cfg))
-    cache, pos = reference.init_cache(cfg, 2, 8), 0
+    cache, pos = reference.init_cache(cfg, 2, 8), np.array([0, 1], np.int32)
     for T in 4, 1, 1:
         tokens = np.random.default_rng(T).integers(0, cfg.V, (2, T))
         residuals, qkv, logits, cache = nodes.run_reference(
-            model, jnp.asarray(tokens, jnp.int32), cache, jnp.int32(pos)
+            model, jnp.asarray(tokens, jnp.int32), cache, pos
         )
-        end, pos = first + depth, pos + T
-        right = residuals[end], qkv[end], logits[:, -1]
-        figures = parity.compare(*oracle.step(tokens), right)
-        assert max(figures.values()) < 1e-6
+        pos = pos + T
+
+        right = {"residual": residuals[end]}
+        wrong = {"residual": residuals[end - 1]}
+        if end < cfg.L:
+            right["qkv"], wrong["qkv"] = qkv[end], qkv[end - 1]
+        if T == 1:
+            right["logits"] = wrong["logits"] = logits[:, -1]
+        found = oracle.step(tokens, pos - T)
+        assert found.keys() == right.keys()
+        assert max(parity.compare(found, jax.device_get(right)).values()) < 1e-6
         # Another layer's values are far off.
-        other = parity.compare(residuals[end - 1], qkv[end - 1], right[2], right)
-        assert other["residual"] > 0.01 and other["q"] > 0.01 and other["logits"] == 0
+        other = parity.compare(jax.device_get(wrong), jax.device_get(right))
+        assert other["residual"] > 0.01 and other.get("q", 1) > 0.01
+        assert other.get("logits", 0) == 0

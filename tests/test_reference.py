@@ -73,7 +73,7 @@ def test_rms_norm(pair):
 def test_rope(pair, positions):
     cfg = pair.cfg
     q = normal(B, T, cfg.K, cfg.G, cfg.H)
-    out = reference.rope(q, positions.start, cfg.rope_theta)
+    out = reference.rope(q, jnp.full(B, positions.start), cfg.rope_theta)
     q_BnTH = t(q).reshape(B, T, cfg.K * cfg.G, cfg.H).transpose(1, 2)
     ref, _ = hf.apply_rotary_pos_emb(q_BnTH, q_BnTH, *angles(pair, list(positions)))
     # f32 angles are only good to 2^-24 of the position, in both.
@@ -105,7 +105,7 @@ def test_attention(pair):
     ref, _ = layer.self_attn(normed, angles(pair, list(range(T))), causal(T))
     cache = reference.init_cache(cfg, B, LENGTH)[1]
     qkv = pair.flax.layers[1].qkv_proj(x)
-    o, _ = reference.attention(qkv, cache, 0, cfg.rope_theta)
+    o, _ = reference.attention(qkv, cache, jnp.zeros(B, jnp.int32), cfg.rope_theta)
     out = reference.out_proj(o, pair.flax.layers[1].out[...])
     assert nodes.error(out, ref.numpy()) < BOUND
 
@@ -122,7 +122,7 @@ def test_layer(pair):
     layer = pair.torch.model.layers[1]
     ref = layer(t(x), attention_mask=causal(T), position_embeddings=angles(pair, list(range(T))))
     cache = reference.init_cache(pair.cfg, B, LENGTH)[1]
-    out, _ = pair.flax.layers[1](x, cache, 0)
+    out, _ = pair.flax.layers[1](x, cache, jnp.zeros(B, jnp.int32))
     assert nodes.error(out, ref.numpy()) < BOUND
 
 
@@ -141,8 +141,8 @@ def test_residuals_and_logits(pair):
 
 
 @jax.jit
-def next_token(model, tokens, cache, pos):
-    residuals, cache = model(tokens, cache, pos)
+def next_token(model, tokens, cache, pos_B):
+    residuals, cache = model(tokens, cache, pos_B)
     logits = model.logits(residuals[-1][:, -1:])[:, 0]
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)[:, None], cache
 
@@ -155,7 +155,7 @@ def test_50_greedy_tokens(pair):
     ).numpy()  # fmt: skip
     cache, tokens, out = reference.init_cache(pair.cfg, 2, LENGTH), prompt, [prompt]
     for pos in (0, *range(5, 54)):
-        tokens, cache = next_token(pair.flax, tokens, cache, jnp.int32(pos))
+        tokens, cache = next_token(pair.flax, tokens, cache, jnp.full(2, pos))
         out.append(np.asarray(tokens))
     assert all(len(set(row[5:])) > 3 for row in ref)  # a text that does not stand still
     np.testing.assert_array_equal(np.concatenate(out, axis=1), ref)
@@ -206,14 +206,14 @@ def test_rms_norm_in_bf16_is_torch_bit_for_bit():
 def test_rope_by_hand():
     """Head dimension 4 at position 1: coordinate h turns with h + 2, not with its neighbour."""
     x = np.array([1.0, 2.0, 3.0, 4.0], np.float32).reshape(1, 1, 1, 1, 4)
-    out = np.asarray(reference.rope(x, 1, 100.0)).ravel()
+    out = np.asarray(reference.rope(x, jnp.array([1]), 100.0)).ravel()
     a, b = 1.0, 0.1  # 100 ** (-2h / 4)
     expected = [
         1 * np.cos(a) - 3 * np.sin(a), 2 * np.cos(b) - 4 * np.sin(b),
         3 * np.cos(a) + 1 * np.sin(a), 4 * np.cos(b) + 2 * np.sin(b),
     ]  # fmt: skip
     np.testing.assert_allclose(out, expected, rtol=1e-6)
-    np.testing.assert_array_equal(np.asarray(reference.rope(x, 0, 100.0)), x)
+    np.testing.assert_array_equal(np.asarray(reference.rope(x, jnp.array([0]), 100.0)), x)
 
 
 def test_query_head_h_reads_group_h_div_G():
@@ -223,7 +223,7 @@ def test_query_head_h_reads_group_h_div_G():
     k = np.zeros((1, cfg.K, 4, cfg.H), np.float32)
     v = np.zeros((1, cfg.K, 4, cfg.H), np.float32)
     v[:, 0], v[:, 1] = 10, 20
-    o = np.asarray(reference.attend(q, k, v, 0)).reshape(cfg.K * cfg.G, cfg.H)
+    o = np.asarray(reference.attend(q, k, v, jnp.array([0]))).reshape(cfg.K * cfg.G, cfg.H)
     np.testing.assert_array_equal(o[:, 0], [10] * 7 + [20] * 7)
 
 
@@ -232,7 +232,7 @@ def test_attention_reads_slots_up_to_its_own():
     v = np.full((1, 1, 8, 2), 1e9, np.float32)
     v[0, 0, :6, 0] = v[0, 0, :6, 1] = [0, 1, 2, 3, 4, 5]
     q, k = np.zeros((1, 3, 1, 1, 2), np.float32), np.zeros((1, 1, 8, 2), np.float32)
-    o = np.asarray(reference.attend(q, k, v, 3))[0, :, 0, 0, 0]
+    o = np.asarray(reference.attend(q, k, v, jnp.array([3])))[0, :, 0, 0, 0]
     np.testing.assert_allclose(o, [1.5, 2.0, 2.5], rtol=1e-6)
 
 
@@ -241,7 +241,9 @@ def test_softmax_stands_large_scores():
     k = np.zeros((1, 1, 2, 4), np.float32)
     k[0, 0, 1] = 1e4
     v = np.array([1, 2], np.float32).reshape(1, 1, 2, 1) * np.ones((1, 1, 2, 4), np.float32)
-    np.testing.assert_array_equal(reference.attend(q, k, v, 1), np.full((1, 1, 1, 1, 4), 2))
+    np.testing.assert_array_equal(
+        reference.attend(q, k, v, jnp.array([1])), np.full((1, 1, 1, 1, 4), 2)
+    )
 
 
 def test_causal(model):
@@ -283,6 +285,24 @@ def test_a_row_is_by_itself(model):
         model, tokens[1:2], reference.init_cache(models.GQA, 1, 8), jnp.int32(0)
     )
     assert nodes.error(together[1:2], alone) < 2e-6
+
+
+def test_rows_at_positions_of_their_own(model):
+    """Each row of a batch goes on from where it stands, bit for bit like every other batch of 3."""
+    tokens = np.random.default_rng(0).integers(0, models.GQA.V, (3, 8), np.int32)
+    cache = reference.init_cache(models.GQA, 3, 12)
+    *_, logits, whole = nodes.run_reference(model, tokens, cache, 0)
+    # Row b is 2 b tokens behind: what stands behind them in the cache is written again.
+    starts = np.array([6, 4, 2], np.int32)
+    now = np.stack([row[p : p + 1] for row, p in zip(tokens, starts, strict=True)])
+    *_, step, cache = nodes.run_reference(model, now, whole, starts)
+    for row, p in enumerate(starts):
+        assert nodes.error(step[row, 0], logits[row, p]) < 2e-6
+    for mine, theirs in zip(jax.tree.leaves(cache), jax.tree.leaves(whole), strict=True):
+        written = np.arange(12) == starts[:, None]  # the slots of this step
+        untouched = ~np.broadcast_to(written[:, None, :, None], mine.shape)
+        np.testing.assert_array_equal(np.asarray(mine)[untouched], np.asarray(theirs)[untouched])
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kept, bound", [(jnp.bfloat16, 2e-2), (jnp.float16, 2e-3)])
