@@ -2,15 +2,19 @@
 
     python -m experiments.audit_hlo --hlo=runs/decode_layer-<time>/audit_T1
     .venv-aot/bin/python -m experiments.audit_hlo --topology=l4x2 --model=1.5b --dtype=bfloat16
+    .venv-aot/bin/python -m experiments.audit_hlo --topology=l4x2 --model=1.5b --depth=all \\
+      --temperature=0.7 --top_k=20 --top_p=0.9
 
 The first applies the check that every run makes to a file of HLO text, plain or gzipped, or to a
 folder that XLA wrote with --xla_dump_to, in which the interval's programs are picked out. The
 second compiles the interval for l4x2, l4x3, a100x2, h100x2, h100x8, ... and audits that; it needs
-the extra `aot` (`make audit-gpu` sets it up) and no GPU. Cost: seconds, and about 1 GB for a
-topology.
+the extra `aot` (`make audit-gpu` sets it up) and no GPU. With --depth=all the interval is the whole
+model, from the embedding to the choice of the next token, which the last flags describe.
+Cost: seconds (a minute for the whole 1.5B), and about 1 GB for a topology.
 
 Expected: "clean", with four reduce-scatters and two statistics for each layer, one of each for the
-next layer's Q/K/V, and one all-gather behind them. Otherwise each violation, with the instruction.
+next layer's Q/K/V, and one all-gather behind them; with --depth=all one of each for the head, the
+exchanges of the choice, and no all-gather. Otherwise each violation, with the instruction.
 Exit code 0: clean. 1: a violation. 2: it cannot be audited (no such file, not HLO, another program,
 something that the audit does not understand).
 """
@@ -24,6 +28,7 @@ from fcjax.audit import certificate, dump
 from fcjax.config import QWEN25, ModelConfig
 from fcjax.model import Interval, Model
 from fcjax.ownership import Plan
+from fcjax.sampling import Sampling
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("hlo", None, "HLO text, plain or gzipped, or a folder of --xla_dump_to.")
@@ -31,7 +36,11 @@ flags.DEFINE_string("topology", None, f"GPUs to compile for: {', '.join(aot.TOPO
 flags.DEFINE_string("model", "weights/tiny", f"Folder with config.json, or {', '.join(QWEN25)}.")
 flags.DEFINE_integer("nodes", None, "Number of nodes. [2, or as many as the topology has]")
 flags.DEFINE_integer("layer", 0, "The interval's first layer.")
-flags.DEFINE_integer("depth", 1, "How many whole layers it runs.")
+flags.DEFINE_string("depth", "1", "How many whole layers it runs, or all.")
+flags.DEFINE_float("temperature", 0.0, "Of the next token's choice, inside with --depth=all.")
+flags.DEFINE_integer("top_k", 0, "Likewise; 0 for all.")
+flags.DEFINE_float("top_p", 1.0, "Likewise; 1 for all.")
+flags.DEFINE_float("repetition_penalty", 1.0, "Likewise; 1 for none.")
 flags.DEFINE_integer("batch", None, "Rows. [as the program has; 1 for a topology]")
 flags.DEFINE_integer("tokens", None, "New tokens. [as the program has; 1 for a topology]")
 flags.DEFINE_integer("length", None, "Cache slots. [as the program has; 256 for a topology]")
@@ -45,13 +54,18 @@ def main(_):
     if FLAGS.hlo is not None and FLAGS.workdir:
         raise ValueError("workdir: expected with --topology; a saved program tells not who made it")
     cfg = QWEN25.get(FLAGS.model) or ModelConfig.from_hf(FLAGS.model)
-    interval = Interval(FLAGS.layer, FLAGS.depth)
-    verdicts = audit_topology(cfg, interval) if FLAGS.topology else audit_saved(cfg, interval)
+    if FLAGS.depth != "all" and not FLAGS.depth.isdecimal():
+        raise ValueError(f"depth: expected a number of layers or all, got {FLAGS.depth!r}")
+    interval = Interval(FLAGS.layer, cfg.L if FLAGS.depth == "all" else int(FLAGS.depth))
+    choice = FLAGS.temperature, FLAGS.top_k, FLAGS.top_p, FLAGS.repetition_penalty
+    sampling = Sampling(*choice)
+    check = audit_topology if FLAGS.topology else audit_saved
+    verdicts = check(cfg, interval, sampling)
     return 0 if all(verdict.ok for verdict in verdicts) else 1
 
 
-def audit_saved(cfg, interval) -> list[audit.Verdict]:
-    model = Model(Plan(cfg, FLAGS.nodes or 2), interval, mesh=None)
+def audit_saved(cfg, interval, sampling) -> list[audit.Verdict]:
+    model = Model(Plan(cfg, FLAGS.nodes or 2), interval, mesh=None, sampling=sampling)
     verdicts = []
     for name, text in dump.read(FLAGS.hlo).items():
         module = audit.parse(text)
@@ -63,15 +77,17 @@ def audit_saved(cfg, interval) -> list[audit.Verdict]:
     return verdicts
 
 
-def audit_topology(cfg, interval) -> list[audit.Verdict]:
+def audit_topology(cfg, interval, sampling) -> list[audit.Verdict]:
     _, nodes = aot.parse_topology(FLAGS.topology)
     if FLAGS.nodes not in (None, nodes):
         raise ValueError(f"nodes: expected {nodes}, as {FLAGS.topology} has, got {FLAGS.nodes}")
-    model = Model(Plan(cfg, nodes), interval, mesh=None)
+    model = Model(Plan(cfg, nodes), interval, mesh=None, sampling=sampling)
     sizes = {"batch": FLAGS.batch or 1, "tokens": FLAGS.tokens or 1, "length": FLAGS.length or 256}
     if FLAGS.workdir:
         pathlib.Path(FLAGS.workdir).mkdir(parents=True)
-    text = aot.compile_interval(FLAGS.topology, cfg, interval, dtype=FLAGS.dtype, **sizes)
+    text = aot.compile_interval(
+        FLAGS.topology, cfg, interval, dtype=FLAGS.dtype, sampling=sampling, **sizes
+    )
     verdict = audit.audit_interval(text, audit.interval_contract(model, *sizes.values()))
     said_sizes = said(model, sizes.values())
     print(verdict.text(f"{FLAGS.topology} in {FLAGS.dtype}, {said_sizes}, compile-only audit"))
@@ -85,6 +101,8 @@ def audit_topology(cfg, interval) -> list[audit.Verdict]:
 def said(model: Model, sizes) -> str:
     batch, tokens, length = sizes
     layers = f"{model.interval.depth} layer(s) from layer {model.interval.first}"
+    if model.whole:
+        layers = f"the whole model of {model.interval.depth} layers"
     return f"{model.plan.nodes} nodes, {layers}, B {batch}, T {tokens}, S {length}"
 
 

@@ -3,11 +3,12 @@
     python -m experiments.audit_tables
     JAX_PLATFORMS=cpu .venv-aot/bin/python -m experiments.audit_tables --topology=l4x2
 
-Compiles the interval as it is for many sizes (must be clean), with one violation planted in it
-(must be found, for its reason), and changes an honest program's text mechanically wherever it can
-(every mutant must be caught, every neutral change must stay clean). With --topology the programs
+Compiles the interval, and the whole model, as they are for many sizes (must be clean), with one
+violation planted in them (must be found, for its reason), and changes honest programs' texts
+mechanically wherever it can (every mutant must be caught, every neutral change must stay clean;
+of a whole model's transfers every tenth is made). With --topology the programs
 are those of GPUs that are not there; planted programs that XLA cannot compile for them are listed
-as such. Cost: two minutes on two cores, half of it for the mutants.
+as such. Cost: seven minutes on two cores, most of it for the mutants.
 
 Expected: no honest program flagged, no planted one missed, a kill rate of 100 %. Exit code 1
 otherwise.
@@ -53,6 +54,7 @@ def honest(options) -> int:
 
 def planted(options) -> int:
     from tests.audit.planted import PLANTED, N
+    from tests.audit.planted_whole import PLANTED_WHOLE
     from tests.audit.programs import interval
 
     print(f"\n== Planted violations ({FLAGS.topology or 'cpu'}) ==")
@@ -60,7 +62,8 @@ def planted(options) -> int:
         print(f"they are written for {N} nodes")
         return 0
     ends = collections.Counter()
-    for name, (code, case) in PLANTED.items():
+    every = PLANTED | PLANTED_WHOLE
+    for name, (code, case) in every.items():
         try:
             text, contract = interval(**case | options)
         except Exception as e:  # whatever this backend's compiler cannot do
@@ -71,21 +74,33 @@ def planted(options) -> int:
             end = "as named" if code in codes else "another reason" if codes else "MISSED"
         ends[end] += 1
         print(f"{name:45} {code:22} {end:18} {reason}", flush=True)
-    print(f"{len(PLANTED)} planted: {', '.join(f'{n} {end}' for end, n in ends.items())}")
+    print(f"{len(every)} planted: {', '.join(f'{n} {end}' for end, n in ends.items())}")
     return ends["MISSED"]
 
 
 def mutated(options) -> int:
+    from tests.audit.programs import SAMPLED, WHOLE
+
+    whole = WHOLE | {"layers": 1}
+    return (
+        _mutated("one layer", {}, options, FLAGS.every)
+        + _mutated("whole", whole, options, 10 * FLAGS.every)
+        + _mutated("whole, sampled", whole | {"sampling": SAMPLED}, options, 100 * FLAGS.every)
+        + _mutated("whole, prefill", whole | {"tokens": 4}, options, 10 * FLAGS.every)
+    )
+
+
+def _mutated(name: str, case: dict, options: dict, every: int) -> int:
     from tests.audit import mutate_collectives, mutations
     from tests.audit.programs import interval
 
     nodes = options.get("nodes", 3)
-    text, contract = interval(**{"nodes": nodes, "batch": nodes} | options)
-    print(f"\n== Mutants of an honest program of {nodes} nodes ({FLAGS.topology or 'cpu'}) ==")
+    text, contract = interval(**{"nodes": nodes, "batch": nodes} | case | options)
+    print(f"\n== Mutants of a program ({name}) of {nodes} nodes ({FLAGS.topology or 'cpu'}) ==")
     if options:  # its transfers are asynchronous pairs, which only `transfers` knows
-        made = mutations.transfers(text, nodes, FLAGS.every)
+        made = mutations.transfers(text, nodes, every)
     else:
-        made = mutate_collectives.mutants(text, contract, FLAGS.every)
+        made = mutate_collectives.mutants(text, contract, every)
     table = collections.defaultdict(collections.Counter)
     for kind, _, changed in made:
         try:
@@ -99,7 +114,7 @@ def mutated(options) -> int:
     killed, count = total["caught"] + total["refused"], sum(total.values())
     print(f"{count} mutants in {len(table)} kinds, kill rate {killed / count:.2%}")
     flagged = count = 0
-    for _, _, changed in mutations.neutral(text):
+    for _, _, changed in mutations.neutral(text, max(every // 10, 1)):
         flagged, count = flagged + (not audit.audit_interval(changed, contract).ok), count + 1
     print(f"{count} neutral changes, {flagged} flagged")
     return total["SURVIVED"] + flagged

@@ -75,6 +75,7 @@ def compile_interval(
     batch: int = 1,
     tokens: int = 1,
     length: int,
+    sampling=None,
     dtype: str = "float32",
     python: str = sys.executable,
     timeout: float = 300.0,
@@ -86,6 +87,7 @@ def compile_interval(
       cfg: a `fcjax.config.ModelConfig`.
       interval: a `fcjax.model.Interval`.
       batch, tokens, length: rows, new tokens and cache slots.
+      sampling: a `fcjax.sampling.Sampling`; None is greedy.
       dtype: type of parameters, activations and cache.
       python: the interpreter with the extra `aot`.
       timeout: seconds.
@@ -99,6 +101,7 @@ def compile_interval(
         job = {
             "topology": topology, "cfg": dataclasses.asdict(cfg), "dtype": dtype, "out": str(out),
             "interval": dataclasses.asdict(interval), "sizes": [batch, tokens, length],
+            "sampling": dataclasses.asdict(sampling) if sampling else {},
         }  # fmt: skip
         try:
             done = subprocess.run(
@@ -123,12 +126,15 @@ def _main() -> None:
     from fcjax.config import ModelConfig
     from fcjax.model import Interval, Model
     from fcjax.ownership import Plan
+    from fcjax.sampling import Sampling
 
     job = json.load(sys.stdin)
     mesh = make_mesh(job["topology"])
     plan = Plan(ModelConfig(**job["cfg"]), mesh.size)
-    model = Model(plan, Interval(**job["interval"]), mesh, jnp.dtype(job["dtype"]))
-    compiled = model.compile(model.inside, *job["sizes"])
+    interval, sampling = Interval(**job["interval"]), Sampling(**job["sampling"])
+    model = Model(plan, interval, mesh, jnp.dtype(job["dtype"]), sampling)
+    batch, tokens, length = job["sizes"]
+    compiled = model.compile(model.inside(tokens), batch, tokens, length)
     pathlib.Path(job["out"]).write_text(compiled.as_text())
 
 

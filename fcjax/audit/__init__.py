@@ -4,8 +4,18 @@ from fcjax.audit.certify import certify
 from fcjax.audit.check import audit_compiled, audit_interval
 from fcjax.audit.contract import Contract, interval_contract
 from fcjax.audit.hlo import Unauditable, parse
-from fcjax.audit.roles import Complete, Public, Signature, State, Weight, signature, tensor
+from fcjax.audit.roles import (
+    Complete,
+    Public,
+    Signature,
+    State,
+    Table,
+    Weight,
+    signature,
+    tensor,
+)
 from fcjax.audit.verdict import Collective, Failed, Verdict, Violation
+from fcjax.audit.wire import sent_bytes, sent_elements
 
 __all__ = [
     "Collective",
@@ -15,6 +25,7 @@ __all__ = [
     "Public",
     "Signature",
     "State",
+    "Table",
     "Unauditable",
     "Verdict",
     "Violation",
@@ -24,6 +35,8 @@ __all__ = [
     "certify",
     "interval_contract",
     "parse",
+    "sent_bytes",
+    "sent_elements",
     "signature",
     "tensor",
 ]

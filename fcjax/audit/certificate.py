@@ -1,10 +1,10 @@
 """Certificates: an audit that anyone can repeat from two files.
 
 `certificate.json` says what was audited and what was found, and `interval.hlo` is the program's
-text. `verify` reads nothing else: it derives the contract again from the model's sizes and the
-interval, audits the text again, and compares. A certificate is not signed: it protects against
-accidents and against claims that the program does not support, not against somebody who writes
-another certificate for another program.
+text. `verify` reads nothing else: it derives the contract again from the model's sizes, the
+interval and the sampling, audits the text again, and compares. A certificate is not signed: it
+protects against accidents and against claims that the program does not support, not against
+somebody who writes another certificate for another program.
 """
 
 import dataclasses
@@ -25,9 +25,10 @@ from fcjax.audit.verdict import Verdict
 from fcjax.config import ModelConfig
 from fcjax.model import Interval, Model
 from fcjax.ownership import Plan
+from fcjax.sampling import Sampling
 
 NAME, PROGRAM = "certificate.json", "interval.hlo"
-_FORMAT = "fcjax audit certificate 1"
+_FORMAT = "fcjax audit certificate 2"
 _COMPILE_ONLY = (
     "compile-only: the program was compiled for devices that were not there, and not run"
 )
@@ -67,6 +68,7 @@ def write(
         "model": dataclasses.asdict(model.plan.cfg),
         "nodes": model.plan.nodes,
         "interval": dataclasses.asdict(model.interval),
+        "sampling": dataclasses.asdict(model.sampling),
         "sizes": {"batch": batch, "tokens": tokens, "length": length},
         "plan": model.plan.describe(),
         "weights": weights,
@@ -123,6 +125,7 @@ def verify(path) -> Verdict:
         Plan(ModelConfig(**content["model"]), content["nodes"]),
         Interval(**content["interval"]),
         mesh=None,
+        sampling=Sampling(**content["sampling"]),
     )
     contract: Contract = interval_contract(model, **content["sizes"])
     verdict = audit_interval(guard.check(program.decode()), contract)

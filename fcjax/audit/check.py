@@ -9,6 +9,7 @@ from fcjax.audit.contract import Contract, Expected
 from fcjax.audit.crossing import (
     BEHIND,
     CONTRACTION,
+    EXCHANGE,
     GATHER,
     NOTHING,
     STATISTIC,
@@ -19,7 +20,7 @@ from fcjax.audit.entry import entry_faults, fits, sharding_faults
 from fcjax.audit.hlo import Instruction, Module, Unauditable, parse
 from fcjax.audit.provenance import Flow, walk
 from fcjax.audit.roles import Complete, Public, State
-from fcjax.audit.values import Kind, Statistic, Value, is_split
+from fcjax.audit.values import Kind, Statistic, Value, is_split, words
 from fcjax.audit.verdict import Collective, Verdict, Violation
 
 
@@ -47,7 +48,7 @@ def audit_interval(text: str, contract: Contract, shardings=()) -> Verdict:
     violations += sharding_faults(shardings, contract.signature)
     if not fits(module, contract.signature):
         return Verdict(text, tuple(violations), (), ())
-    check = _Check(module, contract, walk(module, contract.signature))
+    check = _Check(module, contract, walk(module, contract.signature, contract.exchanges))
     check.crossings()
     # What never took place explains what came of it, so it is said first.
     check.causes = [*violations, *traffic.scan(module), *check.missing, *check.causes]
@@ -72,7 +73,8 @@ class _Check:
         self.before: list[Collective] = []
         self.after: list[Collective] = []
         # Is state about that crossed in a gather or a violation? It makes what follows an effect.
-        self.spread = any(c.what == BEHIND for c in flow.crossings)
+        spreads = (BEHIND,) if contract.after else (BEHIND, GATHER)
+        self.spread = any(c.what in spreads for c in flow.crossings)
 
     def fail(self, code: str, text: str, c: Crossing | None = None, effect=False) -> None:
         violation = Violation(code, text)
@@ -124,7 +126,8 @@ class _Check:
             if a != b:
                 code = "wrong-axis" if what == "axis" else "wrong-size"
                 self.fail(code, f"{expected.operator}: expected {what} {a}, got {b}", c)
-        if c.operand.reads != expected.reads:
+        # An exchange may also depend on less, and was held against its list when it was taken.
+        if c.what != EXCHANGE and c.operand.reads != expected.reads:
             expected_reads, got = (_words(r) for r in (expected.reads, c.operand.reads))
             self.fail(
                 "wrong-source", f"{expected.operator}: expected {expected_reads}, got {got}", c
@@ -217,13 +220,16 @@ def _result_fault(role, value: Value, total) -> tuple[str, str] | None:
     if isinstance(role, Complete):
         return None if value.complete else ("wrong-result", "expected the gathered state")
     if isinstance(role, Public):
-        return None if value.kind is Kind.PUBLIC else ("extra-result", "expected a public value")
+        if value.kind is not Kind.PUBLIC:
+            return "extra-result", "expected a public value"
+        chosen = total is None or value.sum == total
+        return None if chosen else ("wrong-result", f"expected the {words(total)}")
     if value.complete:
         return "complete-exit", "expected a shard, got state that was gathered"
     if value.kind is not Kind.STATE:
         return "wrong-result", f"expected state, got {value.origin}"
     if total is not None and value.sum != total:
-        return "wrong-result", f"expected {' + '.join(total)}, got {_words(value.reads)}"
+        return "wrong-result", f"expected {words(total)}, got {_words(value.reads)}"
     for axis, digits, own in zip(role.axes, value.dims, role.digits("state"), strict=True):
         if (axis.split or total) and digits != own:
             return "wrong-axis", f"expected {axis}, got coordinates {digits}"
@@ -252,11 +258,17 @@ def _name(c: Crossing) -> str:
         return c.operand.product.weight
     if c.what == STATISTIC:
         return str(Statistic(c.operand.product.of))
+    if c.what == EXCHANGE:
+        return c.exchange.name
     return "(violation)"
 
 
 def _same_operator(expected: Expected, c: Crossing) -> bool:
     product = c.operand.product
+    if c.what == EXCHANGE:
+        return expected.exchange == c.exchange
+    if expected.exchange is not None:
+        return False
     if c.what == STATISTIC:
         return expected.of == product.of
     return expected.of is None and expected.operator == product.weight
@@ -273,14 +285,10 @@ def _collective(operator: str, c: Crossing) -> Collective:
         sent=math.prod(c.operand.shape.dims),
         received=math.prod(c.shape.dims),
         axis=c.axis.name if c.axis else "",
-        reads=tuple(sorted(_read(r) for r in c.operand.reads)),
+        reads=tuple(sorted(map(words, c.operand.reads))),
         path=tuple(trail.names()) if trail else (),
     )
 
 
-def _read(read) -> str:
-    return str(read) if isinstance(read, Statistic) else " + ".join(read)
-
-
 def _words(reads) -> str:
-    return "{" + ", ".join(sorted(map(_read, reads))) + "}"
+    return "{" + ", ".join(sorted(map(words, reads))) + "}"

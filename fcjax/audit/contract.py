@@ -9,20 +9,22 @@ layer and not only with a count.
 import dataclasses
 import math
 
+from fcjax.audit.exchange import Declared
 from fcjax.audit.roles import (
     Complete,
     Public,
     Signature,
     State,
+    Table,
     Tensor,
     Weight,
     signature,
     tensor,
 )
-from fcjax.audit.values import Statistic, Sum
+from fcjax.audit.values import Read, Statistic, Sum
 from fcjax.boundaries import boundaries, compatibility_all_gather
 from fcjax.ownership import INTERVAL_CUT, SPLIT_DIMS, STATE, Plan
-from fcjax.reference import LAYER_PARAMS
+from fcjax.reference import LAYER_PARAMS, MODEL_PARAMS
 
 GATHER = "compatibility all-gather"
 
@@ -32,14 +34,16 @@ class Expected:
     """One collective of the contract.
 
     Attributes:
-      operator: the weight that is contracted, for example "layers.0.qkv", "norm", or the
-        compatibility all-gather.
-      kind: "reduce-scatter", "all-reduce" (a declared statistic) or "all-gather".
+      operator: the weight that is contracted, for example "layers.0.qkv", "norm", what an exchange
+        finds, or the compatibility all-gather.
+      kind: "reduce-scatter", "all-reduce" (a declared statistic or exchange) or "all-gather".
       axis: name of the axis that is scattered; "" for the other kinds.
       sent: elements of the operand on each node.
       received: elements of the result on each node.
-      reads: the boundary values and statistics that the operand is made of, and no others.
+      reads: the boundary values and statistics that the operand is made of, and no others; of an
+        exchange those that it may be made of.
       of: for a statistic the norm's input.
+      exchange: set for an exchange.
     """
 
     operator: str
@@ -47,8 +51,9 @@ class Expected:
     axis: str
     sent: int
     received: int
-    reads: frozenset[Sum | Statistic]
+    reads: frozenset[Read]
     of: Sum | None = None
+    exchange: Declared | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,34 +73,50 @@ class Contract:
     after: Expected | None
     sums: tuple[Sum | None, ...]
 
+    @property
+    def exchanges(self) -> tuple[Declared, ...]:
+        return tuple(e.exchange for e in self.inside or () if e.exchange)
+
 
 def interval_contract(model, batch: int, tokens: int, length: int) -> Contract:
-    """The contract of `model.inside` for B rows, T new tokens and caches of S slots.
+    """The contract of `model.inside(T)` for B rows, T new tokens and caches of S slots.
 
     Args:
-      model: a `fcjax.model.Model`; only its plan, interval and the layout of `inside` are read.
+      model: a `fcjax.model.Model`; only its plan, interval, sampling and the layout of `inside` are
+        read.
     """
-    plan, interval = model.plan, model.interval
+    plan, program = model.plan, model.inside(tokens)
     roles = _Roles(plan, {"B": batch, "T": tokens, "S": length})
-    inside, residual, qkv = _expected(boundaries(plan, interval, batch, tokens))
-    moved = compatibility_all_gather(plan, batch, tokens)
-    after = Expected(
-        GATHER, moved.kind, "", math.prod(moved.operand), math.prod(moved.result),
-        frozenset([residual, qkv]),
-    )  # fmt: skip
-    entry, end = roles.state("residual"), roles.fused_qkv(interval.successor)
-    caches = [roles.caches(i) for i in model.inside.layers]
-    # In the order in which JAX flattens the arguments and results of `model.inside.fn`.
-    weights = {path: roles.weight(path) for path in model.inside.params}
+    table = _Table(boundaries(model, batch, tokens))
+    after = None
+    if not model.whole:
+        moved = compatibility_all_gather(plan, batch, tokens)
+        after = Expected(
+            GATHER, moved.kind, "", math.prod(moved.operand), math.prod(moved.result),
+            frozenset([table.residual, table.last]),
+        )  # fmt: skip
+    values = {
+        "residual": roles.state("residual"),
+        "qkv": roles.fused_qkv(model.interval.successor),
+        "logits": roles.state("logits"),
+        "tokens": roles.role(Public, "tokens", "BT", None),
+        "next_tokens": tensor(Public, "next_tokens", "BT", (batch, 1)),
+        "pos": roles.role(Public, "pos", "B", None),
+        "seed": Public("seed", ()),
+        "seen": roles.role(Public, "seen", "BV", "V"),
+        **roles.complete(),
+    }
+    caches = [roles.caches(i) for i in program.layers]
+    # In the order in which JAX flattens the arguments and results of `program.fn`.
     roles_of = signature(
         plan.nodes,
-        (weights, caches, entry, Public("pos", ())),
-        (entry, end, *roles.complete(), caches),
+        ({p: roles.weight(p) for p in program.params}, caches, *map(values.get, program.arguments)),
+        (*map(values.get, program.results), caches),
     )
-    sums = {entry.name: residual, end.name: qkv}
-    results = roles_of.results
-    found = tuple(sums.get(r.name) if isinstance(r, State) else None for r in results)
-    return Contract(roles_of, inside, after, found)
+    # The first results are named; the caches are other functions of the shards.
+    sums = [table.sums.get(name) for name in program.results]
+    sums += [None] * (len(roles_of.results) - len(sums))
+    return Contract(roles_of, tuple(table.expected), after, tuple(sums))
 
 
 def open_contract(roles: Signature) -> Contract:
@@ -105,36 +126,66 @@ def open_contract(roles: Signature) -> Contract:
     return Contract(roles, None, after, (None,) * len(roles.results))
 
 
-def _expected(rows) -> tuple[tuple[Expected, ...], Sum, Sum]:
-    """The transfers of the operator table, and the values that leave the interval.
+class _Table:
+    """The transfers of the operator table, with what each of them reads.
 
-    What each operator reads: the projections behind a norm read the residual and its statistic,
-    `out` reads q, k, v and the caches, `down` reads gate and up. `out` and `down` are added to the
-    residual, a bias to q, k, v.
+    The projections behind a norm, and the head, read the residual and its statistic, `out` reads
+    q, k, v and the caches, `down` reads gate and up, an exchange reads the logits and what earlier
+    ones found. `out` and `down` are added to the residual, a bias to q, k, v.
+
+    Attributes:
+      expected: the transfers in order.
+      residual: what the residual is at the end.
+      last: what the last scatter left.
     """
-    expected: list[Expected] = []
-    residual: Sum = ("residual",)
-    last: Sum = ()
-    for c in (c for row in rows for c in row.collectives):
-        sent, received = math.prod(c.operand), math.prod(c.result)
-        if c.weight is None:
-            expected.append(
-                Expected("norm", c.kind, "", sent, received, frozenset([residual]), of=residual)
-            )
-            continue
+
+    def __init__(self, rows):
+        self.expected: list[Expected] = []
+        self.residual: Sum = ("residual",)
+        self.last: Sum = ()
+        collectives = [c for row in rows for c in row.collectives]
+        exchanges = [c for c in collectives if c.exchange]
+        self._chosen = exchanges[-1] if exchanges else None
+        for c in collectives:
+            operator = self._exchange if c.exchange else self._scatter if c.weight else self._norm
+            self.expected.append(operator(c, math.prod(c.operand), math.prod(c.result)))
+
+    @property
+    def sums(self) -> dict[str, Sum]:
+        """The parts of the results that are boundary values; of the token, what found it."""
+        sums = {"residual": self.residual, "qkv": self.last, "logits": self.last}
+        return sums | ({"next_tokens": (self._chosen.exchange.name,)} if self._chosen else {})
+
+    def _norm(self, c, sent: int, received: int) -> Expected:
+        reads = frozenset([self.residual])
+        return Expected("norm", c.kind, "", sent, received, reads, of=self.residual)
+
+    def _exchange(self, c, sent: int, received: int) -> Expected:
+        e = c.exchange
+        earlier = [x.exchange.found for x in self.expected if x.exchange]
+        declared = Declared(
+            number=len(earlier),
+            name=e.name,
+            combine=e.combine,
+            dtype=_DTYPES[e.dtype],
+            size=sent,
+            reads=frozenset([self.last, *earlier]),
+            last=c is self._chosen,
+        )
+        return Expected(e.name, c.kind, "", sent, received, declared.reads, exchange=declared)
+
+    def _scatter(self, c, sent: int, received: int) -> Expected:
         layer, _, leaf = c.weight.rpartition(".")
-        reads: set[Sum | Statistic] = {last}
-        if leaf in ("qkv", "gate_up"):
-            reads = {residual, Statistic(residual)}
-        elif leaf == "out":
+        reads: set[Read] = {self.last}
+        if leaf == "out":
             reads |= {(f"{layer}.cache_k",), (f"{layer}.cache_v",)}
-        dims = LAYER_PARAMS[leaf]
-        (axis,) = (d for d in dims if d in SPLIT_DIMS and d != c.contracted)
-        expected.append(Expected(c.weight, c.kind, axis, sent, received, frozenset(reads)))
-        last = (c.weight, f"{layer}.qkv_bias") if leaf == "qkv" else (c.weight,)
+        elif leaf != "down":
+            reads = {self.residual, Statistic(self.residual)}
+        (axis,) = (d for d in _DIMS[leaf] if d in SPLIT_DIMS and d != c.contracted)
+        self.last = (c.weight, f"{layer}.qkv_bias") if leaf == "qkv" else (c.weight,)
         if leaf in ("out", "down"):
-            residual = tuple(sorted((*residual, c.weight)))
-    return tuple(expected), residual, last
+            self.residual = tuple(sorted((*self.residual, c.weight)))
+        return Expected(c.weight, c.kind, axis, sent, received, frozenset(reads))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,14 +209,18 @@ class _Roles:
 
     def weight(self, path: str) -> Tensor:
         leaf = path.rpartition(".")[2]
-        return self.role(Weight, path, LAYER_PARAMS[leaf], INTERVAL_CUT[leaf])
+        kind = Table if leaf == "embed" else Weight
+        return self.role(kind, path, _DIMS[leaf], INTERVAL_CUT[leaf])
 
-    def complete(self) -> tuple[Tensor, ...]:
+    def complete(self) -> dict[str, Tensor]:
         """The results of the compatibility all-gather: whole, and without padding."""
-        return tuple(
-            tensor(Complete, f"complete {name}", dims, map(self._true_size, dims))
+        return {
+            f"complete_{name}": tensor(Complete, f"complete {name}", dims, self._true_sizes(dims))
             for name, dims in (("residual", STATE["residual"]), ("qkv", _FUSED))
-        )
+        }
+
+    def _true_sizes(self, dims) -> list[int]:
+        return list(map(self._true_size, dims))
 
     def _true_size(self, dim: str) -> int:
         return self.free[dim] if dim in self.free else self.plan.cfg.size(dim)
@@ -177,4 +232,6 @@ class _Roles:
         return split.block if dim == cut else split.padded
 
 
+_DIMS = LAYER_PARAMS | MODEL_PARAMS
+_DTYPES = {"float32": "f32", "int32": "s32"}
 _FUSED = ("B", "T", "K", "C", "H")  # q, k and v of a KV group side by side

@@ -11,22 +11,30 @@ from fcjax.audit import digits as dg
 from fcjax.audit.digits import Digit, Dims, Part
 from fcjax.audit.hlo import Computation, Instruction, Unauditable
 from fcjax.audit.roles import Tensor
-from fcjax.audit.values import Kind, Product, Value, is_split, mixed
+from fcjax.audit.values import Kind, Product, Reduced, Value, is_split, mixed
+
+FLOATS = {"f64", "f32", "f16", "bf16"}
+_COMBINERS = {"add": "add", "maximum": "max", "minimum": "min"}
 
 
-def is_sum(combiner: Computation) -> bool:
-    """Does this computation add its two scalar parameters (through converts, as for bf16)?"""
+def combines(combiner: Computation) -> str:
+    """What it does to its two scalar parameters: "add", "max" or "min"; "" for anything else.
+
+    Floats may be converted to other floats on the way, as XLA does with bf16.
+    """
 
     def strip(i: Instruction) -> Instruction:
-        return strip(i.operands[0]) if i.opcode == "convert" else i
+        floats = i.opcode == "convert" and {i.shape.dtype, i.operands[0].shape.dtype} <= FLOATS
+        return strip(i.operands[0]) if floats else i
 
     root = strip(combiner.root)
-    return (
-        root.opcode == "add"
-        and [strip(o).opcode for o in root.operands] == ["parameter", "parameter"]
-        and {strip(o)["parameter_number"] for o in root.operands} == {0, 1}
+    found = [strip(o) for o in root.operands]
+    plain = (
+        [o.opcode for o in found] == ["parameter", "parameter"]
+        and {o["parameter_number"] for o in found} == {0, 1}
         and len(combiner.parameters) == 2
     )
+    return _COMBINERS.get(root.opcode, "") if plain else ""
 
 
 def multiply(instruction: Instruction, a: Value, b: Value) -> Value | None:
@@ -77,18 +85,21 @@ def dot(instruction: Instruction, a: Value, b: Value, numbers: dict) -> Value:
     return out.replace(origin=f"a contraction with {others[0].origin}") if others else out
 
 
-def reduce_sum(instruction: Instruction, value: Value, over) -> Value:
-    """Sum of a state value over some of its dimensions."""
+def reduce(instruction: Instruction, value: Value, over, combine: str) -> Value:
+    """A state value combined over some of its dimensions."""
+    if combine != "add" or value.product is None:
+        value = _open_to(value, combine)
     kept = tuple(d for i, d in enumerate(value.dims) if i not in over)
     gone = [d for i in over for d in value.dims[i]]
-    whole = _state(instruction, kept, [value], value.product)
-    return _sum(whole, gone) if value.product else whole
+    return _combined(_state(instruction, kept, [value], value.product), value, gone, combine)
 
 
-def reduce_runs(instruction: Instruction, value: Value, windows: list[dict]) -> Value | None:
-    """Sum of a product in consecutive windows, as in a tree reduction; None for other windows."""
-    if value.product is None:
-        return None
+def reduce_runs(
+    instruction: Instruction, value: Value, windows: list[dict], combine: str
+) -> Value | None:
+    """A state value combined in consecutive windows, as in a tree; None for other windows."""
+    if combine != "add" or value.product is None:
+        value = _open_to(value, combine)
     dims, gone = [], []
     for digits, n, out, w in zip(
         value.dims, value.shape.dims, instruction.shape.dims, windows, strict=True
@@ -107,7 +118,21 @@ def reduce_runs(instruction: Instruction, value: Value, windows: list[dict]) -> 
         if out == 1:
             gone += digits
         dims.append(dg.enclose(digits, out) if digits else ())
-    return _sum(_state(instruction, tuple(dims), [value], value.product), gone)
+    return _combined(_state(instruction, tuple(dims), [value], value.product), value, gone, combine)
+
+
+def _open_to(value: Value, combine: str) -> Value:
+    """The value as something that is now combined in this way; in another before, it is mixed."""
+    going_on = value.product is None and value.reduced and value.reduced.combine == combine
+    return value if going_on else value.plain()
+
+
+def _combined(whole: Value, value: Value, gone: list[Digit], combine: str) -> Value:
+    """`whole`, which is `value` combined over these digits."""
+    if value.product is not None:
+        return _sum(whole, gone)
+    before = value.reduced.gone if value.reduced else ()
+    return whole.replace(reduced=Reduced(combine, (*before, *gone)))
 
 
 def contraction_fault(value: Value, weights: dict[str, Tensor]) -> tuple[str, str] | None:
@@ -203,9 +228,12 @@ def _sum(value: Value, gone: list[Digit]) -> Value:
     return value.replace(product=product._replace(contracted=(*product.contracted, *gone)))
 
 
-def _paired(product: Product, digits) -> bool:
-    """Is it state times state, or state times weight, that runs along these digits?"""
-    if product.weight is None:
+def _paired(product: Product | None, digits) -> bool:
+    """Is it state times state, or state times weight, that runs along these digits?
+
+    Without a product: is it state?
+    """
+    if product is None or product.weight is None:
         return all(isinstance(d.state, Part) for d in digits)
     return all(d.state is not None and isinstance(d.weight, Part) for d in digits)
 

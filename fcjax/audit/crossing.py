@@ -6,11 +6,13 @@ import math
 from fcjax.audit import contraction
 from fcjax.audit import digits as dg
 from fcjax.audit.digits import Axis, Digit, Part
+from fcjax.audit.exchange import Declared, Exchanges
 from fcjax.audit.hlo import Instruction, Shape
 from fcjax.audit.roles import Signature, Tensor
-from fcjax.audit.values import Kind, Statistic, Sum, Value, is_split, mixed
+from fcjax.audit.values import Kind, Statistic, Sum, Value, is_split, mixed, public
 
 CONTRACTION, STATISTIC, GATHER = "contraction", "statistic", "gather"
+EXCHANGE = "exchange"
 NOTHING = "nothing"  # the groups are single nodes
 BEHIND = "behind"  # state that crossed before, in a gather or a violation, crosses again
 
@@ -26,6 +28,7 @@ class Crossing:
       shape: of the result.
       what: one of the words above; "" if there is a fault.
       axis: the weight's axis that is scattered.
+      exchange: the declared exchange that it is.
       fault: (reason code, words) if this may not cross.
     """
 
@@ -35,6 +38,7 @@ class Crossing:
     shape: Shape
     what: str = ""
     axis: Axis | None = None
+    exchange: Declared | None = None
     fault: tuple[str, str] | None = None
 
     @property
@@ -48,13 +52,25 @@ class Crossing:
             of = Statistic(self.operand.product.of)
             value = self.operand.plain()
             return value.replace(shape=self.shape, reads=frozenset([of]), sum=None, trail=None)
+        if self.what == EXCHANGE and self.exchange.last:
+            return public(self.shape, self.exchange.name).replace(sum=(self.exchange.name,))
+        if self.what == EXCHANGE:
+            reads = frozenset([self.exchange.found])
+            value = self.operand.plain()
+            return value.replace(shape=self.shape, reads=reads, sum=None, trail=None, origin="")
         # After a violation the audit goes on as if the worst had happened.
         out = mixed(self.instruction, self.shape, [self.operand])
         return out.replace(complete=True) if out.kind is Kind.STATE else out
 
 
-def judge(instruction, operand: Value, shape: Shape, signature: Signature) -> Crossing:
-    """Judge one operand of a collective and the result that belongs to it."""
+def judge(
+    instruction, operand: Value, shape: Shape, signature: Signature, exchanges: Exchanges
+) -> Crossing:
+    """Judge one operand of a collective and the result that belongs to it.
+
+    Args:
+      exchanges: those of the contract; the one that this is is taken out of what is left.
+    """
     kind = instruction.opcode.removesuffix("-start")
     crossing = Crossing(instruction, kind, operand, shape)
     nodes = signature.nodes
@@ -64,17 +80,21 @@ def judge(instruction, operand: Value, shape: Shape, signature: Signature) -> Cr
     if operand.complete:
         return dataclasses.replace(crossing, what=BEHIND)
     fault = _group_fault(instruction, groups, nodes) or _operand_fault(operand)
-    what, axis = "", None
+    what, axis, found = "", None, None
     if not fault and kind == "all-gather":
         what = GATHER
     elif not fault:
-        if not contraction.is_sum(instruction.called[0]):
+        combine = contraction.combines(instruction.called[0])
+        if kind == "all-reduce" and exchanges.concerns(operand):
+            found, fault = exchanges.take(operand, combine)
+            what = EXCHANGE if found else ""
+        elif combine != "add":
             fault = "wrong-reduction", "the nodes' contributions are not summed"
         elif kind == "all-reduce":
             what, fault = _all_reduce(operand, signature)
         else:
             what, axis, fault = _reduce_scatter(instruction, operand, signature)
-    return dataclasses.replace(crossing, what=what, axis=axis, fault=fault)
+    return dataclasses.replace(crossing, what=what, axis=axis, exchange=found, fault=fault)
 
 
 def _group_fault(i: Instruction, groups, nodes: int) -> tuple[str, str] | None:

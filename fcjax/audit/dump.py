@@ -7,18 +7,19 @@ import zlib
 from fcjax.audit import guard
 from fcjax.audit.hlo import Module, Unauditable
 
-INTERVAL = "_run_inside"  # how XLA names the interval's program: jit(Model._run_inside)
+# How XLA names the interval's programs: jit(Model._run_interval), jit(Model._run_whole), ...
+INTERVAL = ("_run_interval", "_run_whole")
 # The last module that XLA dumps of each program, per backend:
 # module_0012.jit_f.cpu_after_optimizations.txt, ...sm_8.9_gpu_after_optimizations.txt
 _OPTIMIZED = ("*after_optimizations.txt", "*after_optimizations.txt.gz")
 
 
-def read(path, name: str = INTERVAL) -> dict[str, str]:
+def read(path, names: tuple[str, ...] = INTERVAL) -> dict[str, str]:
     """Texts of the optimized programs at a path, by file name.
 
     Args:
       path: a file, or a dump folder.
-      name: part of the module's name; in a folder the other programs are left out.
+      names: parts of the modules' names; in a folder the other programs are left out.
 
     Raises:
       Unauditable: nothing there is text of an HLO module, or a folder has no such program.
@@ -29,10 +30,14 @@ def read(path, name: str = INTERVAL) -> dict[str, str]:
         return {path.name: _text(path)}
     files = sorted(f for pattern in _OPTIMIZED for f in path.glob(pattern))
     texts = {f.name: _text(f) for f in files}
-    found = {file: text for file, text in texts.items() if name in _module_name(text)}
+    found = {
+        file: text
+        for file, text in texts.items()
+        if any(name in _module_name(text) for name in names)
+    }
     if not found:
-        names = sorted(map(_module_name, texts.values())) or "no *after_optimizations.txt"
-        raise Unauditable(f"{path}: expected an optimized module {name!r}, got {names}")
+        got = sorted(map(_module_name, texts.values())) or "no *after_optimizations.txt"
+        raise Unauditable(f"{path}: expected an optimized module {' or '.join(names)}, got {got}")
     return found
 
 
@@ -47,21 +52,26 @@ def sizes(module: Module, contract_of) -> tuple[int, int, int]:
     Raises:
       Unauditable: it is another program, by the number and rank of its parameters.
     """
-    roles, parameters = contract_of(1, 1, 1).signature.parameters, module.entry.parameters
-    if len(roles) != len(parameters):
+    parameters = module.entry.parameters
+    # A prefill of the whole model has other parameters than a decode: no head.
+    for roles in (contract_of(1, tokens, 1).signature.parameters for tokens in (1, 2)):
+        if len(roles) == len(parameters):
+            break
+    else:
         raise Unauditable(
             f"{module.name}: expected {len(roles)} parameters, as the interval has, got"
             f" {len(parameters)}: another program, or other layers"
         )
     shapes = {role.name: p.shape.dims for role, p in zip(roles, parameters, strict=True)}
     cache = next(dims for name, dims in shapes.items() if name.endswith("cache_k"))
-    residual = shapes["residual"]
-    if len(residual) != 3 or len(cache) != 4:
+    entry = shapes.get("residual") or (*shapes.get("tokens", ()), 0)
+    if len(entry) != 3 or len(cache) != 4:
         raise Unauditable(
-            f"{module.name}: expected a residual [B, T, D] and a cache [B, K, S, H], got"
-            f" {residual} and {cache}: another program"
+            f"{module.name}: expected a residual [B, T, D] or tokens [B, T] and a cache"
+            f" [B, K, S, H], got {shapes.get('residual', shapes.get('tokens'))} and {cache}:"
+            " another program"
         )
-    return residual[0], residual[1], cache[2]
+    return entry[0], entry[1], cache[2]
 
 
 def _text(path: pathlib.Path) -> str:

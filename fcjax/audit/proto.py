@@ -51,8 +51,8 @@ MESSAGES = {
         24: ("epsilon", SKIP), 25: ("feature_index", SKIP), 26: ("channel_id", INT),
         27: ("infeed_config", SKIP), 28: ("custom_call_target", STR), 29: ("outfeed_shape", SKIP),
         30: ("dot_dimension_numbers", "Dot"), 31: ("fft_type", SKIP), 32: ("fft_length", SKIP),
-        33: ("gather_dimension_numbers", SKIP), 34: ("gather_slice_sizes", SKIP), 35: ("id", INT),
-        36: ("operand_ids", INTS), 37: ("control_predecessor_ids", INTS),
+        33: ("gather_dimension_numbers", "Gather"), 34: ("gather_slice_sizes", INTS),
+        35: ("id", INT), 36: ("operand_ids", INTS), 37: ("control_predecessor_ids", INTS),
         38: ("called_computation_ids", INTS), 40: ("sharding", "Sharding"),
         43: ("backend_config", BYTES), 45: ("all_reduce_id", INT), 47: ("is_host_transfer", BOOL),
         48: ("scatter_dimension_numbers", SKIP), 49: ("replica_groups", "[Group]"),
@@ -114,6 +114,11 @@ MESSAGES = {
     "Dot": {
         1: ("lhs_contracting_dimensions", INTS), 2: ("rhs_contracting_dimensions", INTS),
         3: ("lhs_batch_dimensions", INTS), 4: ("rhs_batch_dimensions", INTS),
+    },
+    "Gather": {
+        1: ("offset_dims", INTS), 2: ("collapsed_slice_dims", INTS), 3: ("start_index_map", INTS),
+        4: ("index_vector_dim", INT), 5: ("operand_batching_dims", INTS),
+        6: ("start_indices_batching_dims", INTS),
     },
     "Group": {1: ("replica_ids", INTS)},
     "Groups": {1: ("replica_groups", "[Group]")},

@@ -10,8 +10,9 @@ import dataclasses
 
 from fcjax.audit import contraction, traffic, transfer
 from fcjax.audit.crossing import Crossing, judge
+from fcjax.audit.exchange import Declared, Exchanges
 from fcjax.audit.hlo import Computation, Instruction, Module, Shape, Unauditable
-from fcjax.audit.roles import Complete, Public, Role, Signature, State, Weight
+from fcjax.audit.roles import Complete, Public, Role, Signature, State, Table, Weight
 from fcjax.audit.values import Kind, Trail, Tree, Value, leaves, mixed, public
 
 
@@ -28,9 +29,9 @@ class Flow:
     results: tuple[Value, ...]
 
 
-def walk(module: Module, signature: Signature) -> Flow:
+def walk(module: Module, signature: Signature, exchanges: tuple[Declared, ...] = ()) -> Flow:
     """Follow every value of the program; its parameters must be those of the signature."""
-    walker = _Walker(signature)
+    walker = _Walker(signature, Exchanges(exchanges))
     parameters = [
         entry_value(p.shape, role)
         for p, role in zip(module.entry.parameters, signature.parameters, strict=True)
@@ -48,16 +49,18 @@ def entry_value(shape: Shape, role: Role) -> Value:
                 Kind.STATE, shape, role.digits("state"), sum=total, reads=frozenset([total])
             )
         case Weight():
-            return Value(Kind.WEIGHT, shape, role.digits("weight"), origin=role.name)
+            rows = role.rows if isinstance(role, Table) else ""
+            dims = role.digits("weight")
+            return Value(Kind.WEIGHT, shape, dims, origin=role.name, rows=rows)
         case Public():
-            return public(shape, f"public input {role.name}")
+            return public(shape, f"public input {role.name}").replace(dims=role.digits("state"))
         case Complete():
             raise ValueError(f"{role.name}: expected a shard of state as input, got complete state")
 
 
 class _Walker:
-    def __init__(self, signature: Signature):
-        self.signature = signature
+    def __init__(self, signature: Signature, exchanges: Exchanges):
+        self.signature, self.exchanges = signature, exchanges
         self.crossings: list[Crossing] = []
 
     def run(self, computation: Computation, arguments: list[Tree]) -> Tree:
@@ -120,7 +123,7 @@ class _Walker:
             out = [v.replace(complete=v.kind is Kind.STATE) for v in out]
         else:
             found = [
-                judge(i, operand, shape, self.signature)
+                judge(i, operand, shape, self.signature, self.exchanges)
                 for operand, shape in zip(operands, shapes, strict=True)
             ]
             self.crossings += found

@@ -50,6 +50,17 @@ class Weight(Tensor):
     """The node's declared block of a weight; a contraction with it may leave the node."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Table(Weight):
+    """A weight whose rows are state: an embedding, of which the node holds its own columns.
+
+    A row that is looked up whole, by a public value, over all of the table's other axis, is the
+    node's shard of the state `rows`. In a contraction the table is a weight like any other.
+    """
+
+    rows: str = "residual"
+
+
 class Public(Tensor):
     """A value that says nothing about the state: token ids, positions, masks."""
 

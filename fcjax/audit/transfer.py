@@ -5,15 +5,15 @@ standing as a boundary value, and such a value may not leave the node. An operat
 listed is an `Unauditable` error.
 """
 
+import functools
+import math
 from collections.abc import Callable
 
-from fcjax.audit import contraction
+from fcjax.audit import contraction, lookup
 from fcjax.audit import digits as dg
 from fcjax.audit.digits import Digit, Dims
 from fcjax.audit.hlo import Instruction, Unauditable
 from fcjax.audit.values import Kind, Trail, Value, mixed, public
-
-_FLOATS = ("f64", "f32", "f16", "bf16")
 
 
 def _carry(i: Instruction, value: Value, dims: Dims) -> Value:
@@ -24,7 +24,7 @@ def _carry(i: Instruction, value: Value, dims: Dims) -> Value:
 
 def _convert(i: Instruction, value: Value) -> Value:
     # Rounding to another float keeps what a value is; integers and booleans do not.
-    if {value.shape.dtype, i.shape.dtype} <= set(_FLOATS):
+    if {value.shape.dtype, i.shape.dtype} <= contraction.FLOATS:
         return _carry(i, value, value.dims)
     return _elementwise(i, value)
 
@@ -32,10 +32,19 @@ def _convert(i: Instruction, value: Value) -> Value:
 def _bitcast(i: Instruction, value: Value) -> Value:
     # A bitcast may also change the type: then its bits are no longer the same numbers.
     if value.shape.dtype != i.shape.dtype:
-        return mixed(i, i.shape, [value])
+        if math.prod(value.shape.dims) != math.prod(i.shape.dims):
+            return mixed(i, i.shape, [value])
+        bits = mixed(i, value.shape, [value])
+        value = bits.replace(dims=value.plain().dims) if value.kind is Kind.STATE else bits
     return _carry(
         i, value, dg.bitcast(value.dims, value.shape.layout, i.shape.dims, i.shape.layout)
     )
+
+
+def _bitcast_convert(i: Instruction, value: Value) -> Value:
+    """The bits of each element as another type; of another width, and elements come or go."""
+    same = value.shape.dims == i.shape.dims
+    return _elementwise(i, value) if same else mixed(i, i.shape, [value])
 
 
 def _copy(i: Instruction, value: Value) -> Value:
@@ -60,12 +69,11 @@ def _broadcast(i: Instruction, value: Value) -> Value:
 def _elementwise(i: Instruction, *operands: Value) -> Value:
     state = [v.plain() for v in operands if v.kind is Kind.STATE]
     out = mixed(i, i.shape, list(operands))
-    if not state:
+    if not state and any(v.kind is Kind.WEIGHT for v in operands):
         return out
-    dims = state[0].dims
-    for other in state[1:]:
-        dims = dg.unify(dims, other.dims)
-    return out.replace(dims=dims)
+    # Scalars may stand beside arrays, as in a clamp.
+    dims = [v.dims for v in state or operands if v.shape.dims == i.shape.dims or state]
+    return out.replace(dims=functools.reduce(dg.unify, dims)) if dims else out
 
 
 def _add(i: Instruction, a: Value, b: Value) -> Value:
@@ -106,8 +114,9 @@ def _reduce(i: Instruction, *operands: Value) -> Value | tuple:
     value, initial = operands
     if value.kind is not Kind.STATE or initial.kind is not Kind.PUBLIC:
         return mixed(i, i.shape, list(operands))
-    if contraction.is_sum(i.called[0]):
-        return contraction.reduce_sum(i, value, over)
+    combine = contraction.combines(i.called[0])
+    if combine:
+        return contraction.reduce(i, value, over, combine)
     kept = tuple(d for n, d in enumerate(value.plain().dims) if n not in over)
     return mixed(i, i.shape, [value]).replace(dims=kept)
 
@@ -120,7 +129,8 @@ def _reduce_window(i: Instruction, *operands: Value) -> Value | tuple:
     windows = i["window"]["dimensions"]
     if value.kind is not Kind.STATE or initial.kind is not Kind.PUBLIC:
         return _mixed(i, *operands)
-    out = contraction.reduce_runs(i, value, windows) if contraction.is_sum(i.called[0]) else None
+    combine = contraction.combines(i.called[0])
+    out = contraction.reduce_runs(i, value, windows, combine) if combine else None
     if out is not None:
         return out
     # A dimension whose windows hold one coordinate each keeps its order.
@@ -131,7 +141,7 @@ def _reduce_window(i: Instruction, *operands: Value) -> Value | tuple:
 def _cut(i: Instruction, value: Value, whole: list[bool]) -> Value:
     """State of which only some dimensions are kept whole; the others lose their order."""
     out = mixed(i, i.shape, [value])
-    if out.kind is not Kind.STATE:
+    if value.kind is not Kind.STATE:
         return out
     dims = tuple(
         d if w else dg.join([Digit(n, dg.OPAQUE if any(x.state is not None for x in d) else None)])
@@ -159,6 +169,9 @@ def _dynamic_slice(i: Instruction, value: Value, *starts: Value) -> Value:
     if any(s.kind is not Kind.PUBLIC for s in starts):
         return mixed(i, i.shape, [value, *starts])
     whole = [a == b for a, b in zip(value.shape.dims, i.shape.dims, strict=True)]
+    row = lookup.dynamic_slice(i, value) if value.rows else None
+    if row is not None:
+        return row
     return _carry(i, value, value.dims) if all(whole) else _cut(i, value, whole)
 
 
@@ -178,7 +191,7 @@ def _pad(i: Instruction, value: Value, filler: Value) -> Value:
         elif low or high:
             digits = dg.join([Digit(n, dg.OPAQUE)])
         dims.append(digits)
-    if value.kind is Kind.WEIGHT or value.product:
+    if value.kind is Kind.WEIGHT or value.product or value.reduced:
         return _carry(i, value, tuple(dims)).replace(sum=None)
     return mixed(i, i.shape, [value]).replace(dims=tuple(dims))
 
@@ -199,7 +212,9 @@ def _concatenate(i: Instruction, *operands: Value) -> Value:
 def _dynamic_update_slice(i: Instruction, value: Value, update: Value, *starts: Value) -> Value:
     """A cache with new entries: along the dimension that is written it keeps its own axis."""
     out = mixed(i, i.shape, [value, update, *starts])
-    if out.kind is not Kind.STATE or any(s.kind is not Kind.PUBLIC for s in starts):
+    if Kind.STATE not in (value.kind, update.kind) or Kind.WEIGHT in (value.kind, update.kind):
+        return out
+    if any(s.kind is not Kind.PUBLIC for s in starts):
         return out
     dims = []
     for old, new, n, m in zip(
@@ -212,6 +227,11 @@ def _dynamic_update_slice(i: Instruction, value: Value, update: Value, *starts: 
         else:
             dims.append(dg.join([Digit(n, dg.OPAQUE)]))
     return out.replace(dims=tuple(dims))
+
+
+def _gather(i: Instruction, value: Value, index: Value) -> Value:
+    row = lookup.gather(i, value, index) if value.rows else None
+    return mixed(i, i.shape, [value, index]) if row is None else row
 
 
 def _source(i: Instruction) -> Value:
@@ -233,8 +253,8 @@ _ELEMENTWISE = """
     shift-right-logical sign sine sinh sqrt stochastic-convert subtract tan tanh xor complex
 """.split()
 _MIXED = """
-    batch-norm-grad batch-norm-inference batch-norm-training bitcast-convert cholesky convolution
-    fft gather map reverse scatter select-and-scatter sort topk triangular-solve
+    batch-norm-grad batch-norm-inference batch-norm-training cholesky convolution
+    fft map reverse scatter select-and-scatter sort topk triangular-solve
     rng rng-bit-generator rng-get-and-update-state get-dimension-size ragged-dot scan
 """.split()
 
@@ -244,6 +264,7 @@ RULES: dict[str, Callable] = {
     **dict.fromkeys(("constant", "iota", "partition-id", "replica-id"), _source),
     "add": _add,
     "bitcast": _bitcast,
+    "bitcast-convert": _bitcast_convert,
     "broadcast": _broadcast,
     "concatenate": _concatenate,
     "convert": _convert,
@@ -251,6 +272,7 @@ RULES: dict[str, Callable] = {
     "dot": _dot,
     "dynamic-slice": _dynamic_slice,
     "dynamic-update-slice": _dynamic_update_slice,
+    "gather": _gather,
     "multiply": _multiply,
     "pad": _pad,
     "reduce": _reduce,

@@ -22,6 +22,29 @@ class Statistic(NamedTuple):
         return f"sum of squares of {' + '.join(self.of)}"
 
 
+class Found(NamedTuple):
+    """What an exchange of the choice of a token has found; every node knows it afterwards.
+
+    Attributes:
+      number: the exchange's place in the contract.
+      name: what it finds.
+    """
+
+    number: int
+    name: str
+
+    def __str__(self):
+        return f"{self.name} ({self.number})"
+
+
+Read = Sum | Statistic | Found  # what a value may be a function of
+
+
+def words(read: Read) -> str:
+    """How reports call it."""
+    return str(read) if isinstance(read, Statistic | Found) else " + ".join(read)
+
+
 class Kind(enum.Enum):
     PUBLIC = "public"  # nothing of the state, and no weight as it was declared
     WEIGHT = "weight"  # a declared weight: converted, copied or laid out, and nothing else
@@ -56,6 +79,18 @@ class Product(NamedTuple):
     contracted: tuple[Digit, ...] = ()
 
 
+class Reduced(NamedTuple):
+    """State on its way to becoming one number for many coordinates.
+
+    Attributes:
+      combine: "add", "max" or "min".
+      gone: digits over which it has been combined so far.
+    """
+
+    combine: str
+    gone: tuple[Digit, ...]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Value:
     """One array of the program.
@@ -63,12 +98,14 @@ class Value:
     Attributes:
       kind: public, weight or state.
       shape: as the program has it.
-      dims: what runs along each dimension.
+      dims: what runs along each dimension; of a public value, which rows and tokens.
       origin: for a weight its name; for a public value where it comes from; for state the last
         thing that was done to it which no honest operator does, "" if there is none.
       sum: if the value is a boundary value, its parts; None otherwise.
       reads: the boundary values and statistics that it is a function of.
       product: set while it is a product of state with a weight or with itself.
+      reduced: set while nothing was done to it since coordinates of state were combined.
+      rows: for a table the state that its rows are; "" for anything else.
       complete: the complete state may be inside (behind an all-gather).
       trail: how state came here since the last boundary.
     """
@@ -78,8 +115,10 @@ class Value:
     dims: Dims
     origin: str = ""
     sum: Sum | None = None
-    reads: frozenset[Sum | Statistic] = frozenset()
+    reads: frozenset[Read] = frozenset()
     product: Product | None = None
+    reduced: Reduced | None = None
+    rows: str = ""
     complete: bool = False
     trail: Trail | None = None
 
@@ -91,20 +130,21 @@ class Value:
         return tuple(d for digits in self.dims for d in digits)
 
     def plain(self) -> "Value":
-        """The value without its product: a function of state like any other.
+        """The value without its product or reduction: a function of state like any other.
 
-        Where only a weight varied, state coordinates have been mixed: unknown order.
+        Where only a weight varied, or coordinates were combined in runs, they have been mixed:
+        unknown order.
         """
-        if self.product is None:
+        if self.product is None and self.reduced is None:
             return self
-        return self.replace(product=None, dims=tuple(map(_plain, self.dims)))
+        dims = tuple(dg.join(_plain(d, self.reduced) for d in digits) for digits in self.dims)
+        return self.replace(product=None, reduced=None, dims=dims)
 
 
-def _plain(digits) -> tuple[Digit, ...]:
-    return dg.join(
-        Digit(d.size, dg.OPAQUE if d.state is None and d.weight is not None else d.state)
-        for d in digits
-    )
+def _plain(digit: Digit, reduced: Reduced | None) -> Digit:
+    runs = reduced and isinstance(digit.state, Part) and digit.state.axis.inner
+    mixture = digit.state is None and digit.weight is not None
+    return Digit(digit.size, dg.OPAQUE if runs or mixture else digit.state)
 
 
 Tree = Value | tuple  # a tuple-shaped instruction has a tuple of trees
@@ -123,21 +163,26 @@ def public(shape: Shape, origin: str) -> Value:
 
 
 def mixed(instruction: Instruction, shape: Shape, operands: list[Value]) -> Value:
-    """The result of an operator of which we only know that it runs on the node itself."""
+    """The result of an operator of which we only know that it runs on the node itself.
+
+    Whatever is made of a table in another way than by looking up whole rows is state too.
+    """
     state = [v for v in operands if v.kind is Kind.STATE]
-    if not state:
+    tables = [v for v in operands if v.rows]
+    if not state and not tables:
         weights = [v.origin for v in operands if v.kind is Kind.WEIGHT]
         origins = [f"a value computed from weight {w}" for w in weights]
         origins += [v.origin for v in operands if v.kind is Kind.PUBLIC]
         return public(shape, origins[0] if origins else instruction.opcode)
+    origins = [f"a use of {v.origin} that looks up no whole rows" for v in tables]
     return Value(
         Kind.STATE,
         shape,
         _dims(shape, dg.OPAQUE),
-        origin=next((v.origin for v in state if v.origin), ""),
-        reads=frozenset().union(*(v.reads for v in state)),
+        origin=next((o for o in (*origins, *(v.origin for v in state)) if o), ""),
+        reads=frozenset().union(*(v.reads for v in state), ((v.rows,) for v in tables)),
         complete=any(v.complete for v in state),
-        trail=Trail(instruction, state[0].trail),
+        trail=Trail(instruction, state[0].trail if state else None),
     )
 
 

@@ -41,15 +41,16 @@ class Collective:
     """One collective of the program, as reports and certificates list it.
 
     Attributes:
-      operator: the operator of the plan that it serves, or what it is if it is none of them.
+      operator: the operator of the plan that it serves: a weight, a statistic, what an exchange
+        finds; or what it is if it is none of them.
       kind: "reduce-scatter", "all-reduce" or "all-gather".
       instruction: its name in the HLO.
       scope: its `op_name`.
       dtype: element type on the wire.
       sent: elements of the operand on each node.
       received: elements of the result on each node.
-      axis: the axis over which it is scattered or gathered, "" for a statistic.
-      reads: the boundary values and statistics that the operand is made of.
+      axis: the axis over which it is scattered or gathered, "" for a statistic or exchange.
+      reads: the boundary values, statistics and exchanges that the operand is made of.
       path: the instructions from those to the operand.
     """
 
@@ -100,7 +101,7 @@ class Verdict:
         for where, found in (("", self.before), (" (outside the claim)", self.after)):
             for c in found:
                 sizes = str(c.sent), str(c.received)
-                rows.append((c.operator + where, c.kind, c.dtype, *sizes, c.axis or "-"))
+                rows.append((_short(c.operator) + where, c.kind, c.dtype, *sizes, c.axis or "-"))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         table = ["  ".join(f.ljust(w) for f, w in zip(r, widths, strict=True)) for r in rows]
         return "\n".join([f"{title}: {self}", *(line.rstrip() for line in table)])
@@ -110,6 +111,12 @@ class Verdict:
             inside, after = len(self.before), len(self.after)
             return f"clean: {inside} collectives inside the interval, {after} after it"
         return "\n".join(map(str, self.violations))
+
+
+def _short(operator: str) -> str:
+    """A sum of many parts by its first and last."""
+    parts = operator.split(" + ")
+    return operator if len(parts) < 4 else f"{parts[0]} + ... + {parts[-1]} ({len(parts)} parts)"
 
 
 class Failed(RuntimeError):

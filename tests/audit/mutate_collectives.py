@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from fcjax.audit.roles import State
+from tests.audit import mutate_exchanges
 from tests.audit.entry_text import (
     Line,
     behind,
@@ -28,19 +29,27 @@ def mutants(text: str, contract, every: int = 1) -> Iterator[Mutant]:
     shards = [n for n, role in enumerate(roles.results) if isinstance(role, State)]
     return itertools.chain(
         transfers(text, nodes, every),
-        collectives(text, nodes),
+        collectives(text, contract),
         layouts(text, nodes, splits, shards),
     )
 
 
-def collectives(text: str, nodes: int) -> Iterator[Mutant]:
-    """Each planned transfer in another form: with batch = nodes also over the batch axis."""
-    entry = lines(text)
+def collectives(text: str, contract, only_exchanges: bool = False) -> Iterator[Mutant]:
+    """Each planned transfer in another form: with batch = nodes also over the batch axis.
+
+    Of the exchanges of a search, which look alike, the first two.
+    """
+    entry, nodes = lines(text), contract.signature.nodes
     scatters = [v for v in entry if v.opcode == "reduce-scatter"]
-    statistics = [v for v in entry if v.opcode == "all-reduce"]
-    (gather,) = (v for v in entry if v.opcode == "all-gather")
+    reduces = [v for v in entry if v.opcode == "all-reduce" and v.array]
+    statistics = [v for v in reduces if len(v.dims) == 3]
+    rounds = [v for v in reduces if len(v.dims) == 2]
+    exchanges = [v for v in reduces if len(v.dims) == 1 or v in rounds[:2]]
+    gathers = [v for v in entry if v.opcode == "all-gather"]
     shapes = {v.name: v for v in entry}
-    residual = _residual(entry)
+    residual, head = _residual(entry, contract), scatters[-1]
+    if only_exchanges:
+        scatters, statistics = [], []
     for v in scatters:
         # Only what is there already where this one is.
         others = [shapes[w.operand] for w in scatters[: scatters.index(v)]]
@@ -52,16 +61,32 @@ def collectives(text: str, nodes: int) -> Iterator[Mutant]:
         for kind, new, more in _other_statistics(v, shapes[v.operand], others, residual, nodes):
             changed = replace(text, v, new)
             yield kind, v.name, with_computation(changed, more) if more else changed
-    for v in [*scatters, *statistics, gather]:
+    for v in exchanges:
+        before = [w for w in exchanges[: exchanges.index(v)] if w.shape == v.shape]
+        others = [
+            w.operand for w in before if mutate_exchanges.combine(text, w)
+            != mutate_exchanges.combine(text, v)
+        ]  # fmt: skip
+        for kind, new, more in mutate_exchanges.mutants(
+            text, v, shapes[v.operand], others, head, residual
+        ):
+            changed = replace(text, v, new)
+            yield f"exchange: {kind}", v.name, with_computation(changed, more) if more else changed
+    for v in [*scatters, *statistics, *exchanges, *gathers]:
         yield from _other_groups(text, v, nodes)
-    yield from _other_gathers(text, entry, gather, residual, nodes)
+    for gather in gathers:
+        yield from _other_gathers(text, entry, gather, residual, nodes)
 
 
-def _residual(entry: list[Line]) -> Line:
-    """The residual is the last parameter but one: the position follows it."""
-    parameters = [v for v in entry if v.opcode == "parameter"]
-    number = f" parameter({len(parameters) - 2})"
-    return next(v for v in parameters if number in v.text)
+def _residual(entry: list[Line], contract) -> Line:
+    """The residual that comes in, or in the whole model the one that is looked up."""
+    names = [r.name for r in contract.signature.parameters]
+    if "residual" in names:
+        number = f" parameter({names.index('residual')})"
+        return next(v for v in entry if v.opcode == "parameter" and number in v.text)
+    (role,) = (r for r in contract.signature.results if r.name == "residual")
+    shard = size(role.shape), role.shape[-1]
+    return next(v for v in entry if v.array and (size(v.dims), (v.dims or [0])[-1]) == shard)
 
 
 def _other_scatters(v: Line, x: Line, others, residual: Line, nodes: int):
@@ -224,8 +249,9 @@ def _other_statistics(v: Line, x: Line, others, residual: Line, nodes: int):
     yield (
         "of one coordinate",
         (
-            f"  %m.x = {v.shape} slice(%{residual.name}), slice={full_slice([*dims[:2], 1])}\n"
-            + reduce("m.x")
+            f"  %m.c = {shape(v.dtype, [*dims[:2], 1])} slice(%{residual.name}),"
+            f" slice={full_slice([*dims[:2], 1])}\n"
+            f"  %m.x = {v.shape} reshape(%m.c)\n" + reduce("m.x")
         ),
         "",
     )

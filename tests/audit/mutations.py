@@ -222,7 +222,7 @@ def neutral(text: str, every: int = 1) -> Iterator[Mutant]:
             yield kind, v.name, with_computation(changed, more) if more else changed
     shapes = {v.name: v.shape for v in lines(text)}
     for v in lines(text):
-        if v.opcode in ("all-reduce", "reduce-scatter", "all-gather"):
+        if v.array and v.opcode in ("all-reduce", "reduce-scatter", "all-gather"):
             yield "async", v.name, replace(text, v, _async(v, shapes[v.operand]))
 
 

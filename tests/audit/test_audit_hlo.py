@@ -90,7 +90,7 @@ def test_a_folder_that_xla_dumped(tmp_path):
         "from fcjax import ownership, model, config\n"
         "plan = ownership.Plan(config.ModelConfig.from_hf('weights/tiny'), 2)\n"
         "m = model.Model(plan, model.Interval(1), ownership.make_mesh(2))\n"
-        "for p in (m.before, m.inside): m.compile(p, 2, 1, 9)\n"
+        "for p in (m.before, m.inside(1)): m.compile(p, 2, 1, 9)\n"
     )
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
@@ -98,6 +98,26 @@ def test_a_folder_that_xla_dumped(tmp_path):
     done = run(f"--hlo={tmp_path}", "--layer=1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "B 2, T 1, S 9" in done.stdout and done.stdout.count("clean") == 1
+
+
+def test_a_dump_of_the_whole_model(tmp_path):
+    program = (
+        "import jax; jax.config.update('jax_num_cpu_devices', 2)\n"
+        "from fcjax import ownership, model, config, sampling\n"
+        "plan = ownership.Plan(config.ModelConfig.from_hf('weights/tiny'), 2)\n"
+        "s = sampling.Sampling(0.7, 5)\n"
+        "m = model.Model(plan, model.Interval(0, 6), ownership.make_mesh(2), sampling=s)\n"
+        "for T in (1, 3): m.compile(m.inside(T), 2, T, 9)\n"
+    )
+    flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    done = run(f"--hlo={tmp_path}", "--depth=all", "--temperature=0.7", "--top_k=5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "B 2, T 1, S 9" in done.stdout and "B 2, T 3, S 9" in done.stdout
+    assert done.stdout.count("clean") == 2 and "top-k count" in done.stdout
+    other = run(f"--hlo={tmp_path}", "--depth=all")  # greedy: a seed too many
+    assert other.returncode == 2 and "another program" in other.stderr
 
 
 def test_reading_dumps(files, tmp_path):

@@ -6,7 +6,7 @@ from fcjax import audit
 from fcjax.audit import certificate
 from fcjax.model import Interval, Model
 from fcjax.ownership import Plan
-from tests.audit.programs import LENGTH, TINY, honest
+from tests.audit.programs import LENGTH, SAMPLED, TINY, WHOLE, honest, interval_model
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +37,21 @@ def test_one_changed_byte(folder, name):
     finally:
         path.write_bytes(honest)
     assert certificate.verify(folder).ok
+
+
+def test_the_whole_model_with_its_sampling(tmp_path):
+    options = WHOLE | {"nodes": 3, "batch": 3, "sampling": SAMPLED}
+    verdict = audit.audit_interval(*honest(**options))
+    options.pop("batch")
+    model = interval_model(**options)
+    certificate.write(tmp_path, verdict, model, batch=3, tokens=1, length=LENGTH)
+    found = certificate.verify(tmp_path)
+    assert found.ok and len(found.before) == len(verdict.before) == 2 * 6 + 2 + 20
+
+
+def test_another_sampling_is_another_contract(tmp_path):
+    verdict = audit.audit_interval(*honest(**WHOLE, sampling=SAMPLED))
+    greedy = interval_model(2, **WHOLE)
+    certificate.write(tmp_path, verdict, greedy, batch=1, tokens=1, length=LENGTH)
+    with pytest.raises(ValueError, match="verdict: expected"):
+        certificate.verify(tmp_path)

@@ -179,3 +179,45 @@ def test_nothing_crosses_once_the_gather_has_started():
     )
     found = audit.certify(mapped, roles, *arguments)
     assert "schedule" in {v.code for v in found.violations}, str(found)
+
+
+V = 50
+
+
+@pytest.mark.parametrize(
+    ("code", "lookup"),
+    [
+        (None, lambda table, ids: table[ids]),
+        ("wrong-axis", lambda table, ids: table[ids][:, ::-1] + table[:, :1][ids]),
+        ("wrong-axis", lambda table, ids: table[ids + (table[ids, 0] > 0).astype(jnp.int32)]),
+        ("wrong-axis", lambda table, ids: jax.nn.one_hot(ids, V, dtype=table.dtype) @ table),
+    ],
+)
+def test_rows_of_a_table_are_state(code, lookup):
+    """Whole rows that public values pick are a shard; whatever else is made of a table is not."""
+    mesh = ownership.make_mesh(N)
+    specs = (jax.P(None), SHARDS, jax.P(AXIS))
+    arguments = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, spec))
+        for shape, dtype, spec in zip(
+            ((B,), (V, D), (D, F)), (jnp.int32, jnp.float32, jnp.float32), specs, strict=True
+        )
+    ]
+    roles = audit.signature(
+        N,
+        (
+            tensor(audit.Public, "ids", "B", (B,)),
+            tensor(audit.Table, "table", "VD", (V, D // N), "D"),
+            tensor(Weight, "up", "DF", (D // N, F), "D"),
+        ),
+        tensor(State, "y", "BF", (B, F // N), "F"),
+    )
+
+    def program(ids, table, up):
+        return _scatter(lookup(table, ids) @ up)
+
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=specs, out_specs=SHARDS)
+    found = audit.certify(mapped, roles, *arguments)
+    assert [v.code for v in found.violations][:1] == ([code] if code else []), str(found)
+    if not code:
+        assert found.before[0].reads == ("residual",)

@@ -16,7 +16,8 @@ import pytest
 
 from fcjax import audit
 from fcjax.audit import Public, State, Weight, guard, tensor
-from tests.audit.programs import honest
+from fcjax.sampling import Sampling
+from tests.audit.programs import WHOLE, honest
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +25,15 @@ def program():
     return honest()
 
 
-def test_damaged_programs(program, tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [{}, WHOLE | {"layers": 1, "sampling": Sampling(1.0, 5)}],
+)
+def test_damaged_programs(options, tmp_path):
     case = tmp_path / "case"
-    case.write_bytes(pickle.dumps(program))
+    case.write_bytes(pickle.dumps(honest(**options)))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.audit.fuzz", str(case), "12", "7"],
+        [sys.executable, "-m", "tests.audit.fuzz", str(case), "9", "7"],
         capture_output=True,
         text=True,
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
@@ -36,7 +41,8 @@ def test_damaged_programs(program, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     ends = json.loads(done.stdout)
     print(f"\n{ends}")
-    assert {"violation", "clean, same meaning"} <= set(ends)
+    assert "clean, same meaning" in ends
+    assert options or "violation" in ends  # in a longer program few damages reach a transfer
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import pytest
 
 from fcjax import audit
-from tests.audit.programs import HONEST, TINY, honest
+from fcjax.sampling import Sampling
+from tests.audit.programs import HONEST, SAMPLED, TINY, WHOLE, honest
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -11,11 +12,14 @@ def test_honest(name):
     options = HONEST[name]
     found = audit.audit_interval(*honest(**options))
     assert found.ok, str(found)[:4000]
-    depth = options.get("depth", 1)
+    whole = options.get("depth", 1) is None
+    depth = 2 if whole else options.get("depth", 1)
+    end = 0 if whole and options.get("tokens", 1) > 1 else 1  # a prefill has no head
+    exchanges = options.get("sampling", Sampling()).exchanges if whole and end else ()
     kinds = [c.kind for c in found.before]
-    assert kinds.count("reduce-scatter") == 4 * depth + 1
-    assert kinds.count("all-reduce") == 2 * depth + 1
-    assert [c.kind for c in found.after] == ["all-gather"]
+    assert kinds.count("reduce-scatter") == 4 * depth + end
+    assert kinds.count("all-reduce") == 2 * depth + end + len(exchanges)
+    assert [c.kind for c in found.after] == ([] if whole else ["all-gather"])
 
 
 def test_the_collectives_name_their_operators():
@@ -30,3 +34,16 @@ def test_padding_is_not_in_the_way():
     # 2 KV groups on 3 nodes, 38 coordinates in runs of 13, 62 in runs of 21: all padded.
     assert TINY.K % 3 and TINY.D % 3 and TINY.F % 3
     assert audit.audit_interval(*honest(nodes=3)).ok
+
+
+def test_the_exchanges_are_listed_by_name():
+    found = audit.audit_interval(*honest(**WHOLE, sampling=SAMPLED))
+    names = [c.operator for c in found.before if c.dtype == "s32" or c.received != 1]
+    listed = [e.name for e in SAMPLED.exchanges]
+    assert [n for n in names if n in listed] == [
+        *["top-k count"] * 8, *["top-p mass"] * 8, "chosen token",
+    ]  # fmt: skip
+    assert "largest logit" in found.text("x") and "all-gather" not in found.text("x")
+    chosen = found.before[-1]
+    assert (chosen.kind, chosen.sent, chosen.dtype) == ("all-reduce", 1, "s32")
+    assert "best value (18)" in chosen.reads and "embed" in chosen.reads

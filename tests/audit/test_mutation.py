@@ -6,20 +6,28 @@ import pytest
 
 from fcjax import audit
 from tests.audit import mutate_collectives, mutations
-from tests.audit.programs import honest
+from tests.audit.programs import SAMPLED, WHOLE, honest
 
 N = 3  # as many rows as nodes: a scatter over the batch has the right count of elements
+ONE = WHOLE | {"layers": 1}
+# Of the many transfers every so-many-th is made; at least so many mutants must come of it.
+PROGRAMS = {
+    "one layer": ({}, 6, 400),
+    "whole": (ONE, 41, 200),
+    "whole, prefill": (ONE | {"tokens": 4}, 41, 150),
+}
 
 
-@pytest.fixture(scope="module")
-def program():
-    return honest(nodes=N, batch=N)
+@pytest.fixture(scope="module", params=PROGRAMS)
+def program(request):
+    options, every, count = PROGRAMS[request.param]
+    return *honest(nodes=N, batch=N, **options), every, count
 
 
 def test_kill_rate(program):
-    text, contract = program
+    text, contract, every, count = program
     killed, survived, refused = collections.Counter(), [], []
-    for kind, place, changed in mutate_collectives.mutants(text, contract, every=6):
+    for kind, place, changed in mutate_collectives.mutants(text, contract, every):
         assert changed != text, (kind, place)
         try:
             alive = audit.audit_interval(changed, contract).ok
@@ -31,14 +39,22 @@ def test_kill_rate(program):
         killed[kind] += 1
     print(f"\n{sum(killed.values())} mutants, {len(survived)} survived")
     assert not survived and not refused
-    assert sum(killed.values()) > 400
+    assert sum(killed.values()) > count
+
+
+def test_exchanges_of_a_search():
+    text, contract = honest(nodes=N, batch=N, **ONE, sampling=SAMPLED)
+    made = list(mutate_collectives.collectives(text, contract, only_exchanges=True))
+    assert len(made) > 70
+    for kind, place, changed in made:
+        assert not audit.audit_interval(changed, contract).ok, (kind, place)
 
 
 def test_neutral_changes_stay_clean(program):
-    text, contract = program
+    text, contract, *_ = program
     count = 0
-    for kind, place, changed in mutations.neutral(text, every=4):
+    for kind, place, changed in mutations.neutral(text, every=8):
         found = audit.audit_interval(changed, contract)
         assert found.ok, (kind, place, str(found))
         count += 1
-    assert count > 100
+    assert count > 50

@@ -3,12 +3,15 @@
 import pytest
 
 from tests.audit.planted import PLANTED
+from tests.audit.planted_whole import PLANTED_WHOLE
 from tests.audit.programs import verdict
 
+ALL = PLANTED | PLANTED_WHOLE
 
-@pytest.mark.parametrize("name", PLANTED)
+
+@pytest.mark.parametrize("name", ALL)
 def test_planted(name):
-    code, options = PLANTED[name]
+    code, options = ALL[name]
     found = verdict(**options)
     # What crosses instead of a transfer that never took place is found first.
     reasons = [v.code for v in found.violations]

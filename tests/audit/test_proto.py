@@ -23,6 +23,7 @@ NAMES = {
     "Padding": "PaddingConfig",
     "PaddingDim": "PaddingConfig.PaddingConfigDimension",
     "Dot": "DotDimensionNumbers",
+    "Gather": "GatherDimensionNumbers",
     "Group": "ReplicaGroup",
     "Groups": "CollectiveDeviceListProto",
     "IotaGroups": "IotaReplicaGroupListProto",

@@ -6,52 +6,59 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fcjax import audit, ownership
+from fcjax import audit
 from fcjax.audit import trace
-from fcjax.model import Interval, Model
-from fcjax.ownership import Plan
-from tests.audit.programs import LENGTH, TINY
+from fcjax.sampling import Sampling
+from tests.audit.programs import LENGTH, WHOLE, interval_model
 
 N, STEPS = 3, 4
 
 
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory):
-    """The audited program, and the executions of some steps."""
+# Options of the model, and the collectives of a step: scatters, all-reduces, all-gathers.
+PROGRAMS = {
+    "a layer": ({}, [5, 3, 1]),
+    "whole, sampled": (WHOLE | {"sampling": Sampling(1.0, 5)}, [9, 5 + 10, 0]),
+}
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def traced(request, tmp_path_factory):
+    """The audited program, the executions of some steps, and how many collectives of each kind."""
     folder = tmp_path_factory.mktemp("trace")
-    model = Model(Plan(TINY, N), Interval(0), ownership.make_mesh(N))
-    compiled = model.compile(model.inside, 2, 1, LENGTH)
+    options, kinds = PROGRAMS[request.param]
+    model = interval_model(N, **options)
+    program = model.inside(1)
+    compiled = model.compile(program, 2, 1, LENGTH)
     contract = audit.interval_contract(model, 2, 1, LENGTH)
     assert audit.audit_compiled(compiled, contract).ok
 
     def zeros(tree):
         return jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype, device=t.sharding), tree)
 
-    params = zeros({path: model.param(path) for path in model.inside.params})
-    residual = zeros(model.value("residual", 2, 1))
-    caches = zeros([model.cache(2, LENGTH)])
-    pos = jax.device_put(jnp.int32(0), jax.NamedSharding(model.mesh, jax.P()))
-    *_, caches = compiled(params, caches, residual, pos)
+    params = zeros({path: model.param(path) for path in program.params})
+    arguments = [zeros(model.value(name, 2, 1)) for name in program.arguments]
+    caches = zeros([model.cache(2, LENGTH)] * len(program.layers))
+    *_, caches = compiled(params, caches, *arguments)
     jax.block_until_ready(caches)
     with jax.profiler.trace(folder):
         for _ in range(STEPS):
-            *_, caches = compiled(params, caches, residual, pos)
+            *_, caches = compiled(params, caches, *arguments)
             jax.block_until_ready(caches)
     module = audit.parse(compiled.as_text())
-    return folder, module, trace.executions(folder, module.name)
+    return folder, module, trace.executions(folder, module.name), kinds
 
 
 def test_each_device_ran_each_collective_once_a_step(traced):
-    _, module, found = traced
+    _, module, found, expected = traced
     assert trace.faults(module, found, N, STEPS) == []
     assert len(found) == N * STEPS
     opcodes = {i.name: i.opcode for i in module.entry.instructions}
     kinds = [opcodes[name] for name in trace.planned(module)]
-    assert [kinds.count(k) for k in ("reduce-scatter", "all-reduce", "all-gather")] == [5, 3, 1]
+    assert [kinds.count(k) for k in ("reduce-scatter", "all-reduce", "all-gather")] == expected
 
 
 def test_another_execution_is_noticed(traced):
-    _, module, found = traced
+    _, module, found, _ = traced
     scatter = next(name for name in trace.planned(module) if "scatter" in name)
     changes = {
         "twice": found[0].instructions | {scatter: 2},
