@@ -7,25 +7,32 @@ line; the traceback is shown with --verbosity=1.
 import pathlib
 import sys
 import traceback
+from collections.abc import Sequence
 
 from absl import app, flags, logging
 
 
-def run(main) -> None:
-    """Parse absl flags and run ``main(argv)``; its return value is the exit code."""
+def run(main, arguments: Sequence[str] = ()) -> None:
+    """Parse absl flags and run ``main(argv)``; its return value is the exit code.
+
+    Args:
+      main: gets the program's name and its arguments that are no flags.
+      arguments: what those are called; more are refused, fewer are for `main` to judge.
+    """
     if any(arg in ("--help", "-h", "-help", "-?") for arg in sys.argv[1:]):
         app.usage(shorthelp=True, writeto_stdout=True)
         sys.exit(0)
-    app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
+    app.run(lambda argv: _guarded(main, argv), flags_parser=lambda argv: _parse(argv, arguments))
 
 
-def _parse(argv):
+def _parse(argv, arguments):
     try:
         rest = flags.FLAGS(argv)
     except flags.Error as e:
         _refuse(e)
-    if len(rest) > 1:
-        _refuse(f"arguments: expected flags only, got {rest[1:]}")
+    if len(rest) - 1 > len(arguments):
+        expected = f"flags and {' '.join(arguments)}" if arguments else "flags only"
+        _refuse(f"arguments: expected {expected}, got {rest[1:]}")
     return rest
 
 
@@ -56,3 +63,19 @@ def _raised_here(error: Exception) -> bool:
 def _refuse(what) -> None:
     print("error: " + " ".join(str(what).split()), file=sys.stderr)
     sys.exit(2)
+
+
+def depth(text: str, layers: int) -> int:
+    """The value of a --depth flag: a number of layers, or all of L."""
+    if text == "all":
+        return layers
+    if not text.isdigit():
+        raise ValueError(f"depth: expected a number of layers or all, got {text!r}")
+    return int(text)
+
+
+def numbers(flag: str, values: list[str]) -> list[int]:
+    """The value of a flag that lists numbers."""
+    if not values or not all(v.strip().isdigit() for v in values):
+        raise ValueError(f"{flag}: expected numbers such as 2,3,4, got {','.join(values)!r}")
+    return [int(v) for v in values]

@@ -1,104 +1,272 @@
-"""One run: decode beside the reference, compare every step, and record it."""
+"""One cold start: open, compile, audit, load, decode beside the reference, record.
 
-import dataclasses
-import statistics
+Everything it is to do stands in the job. It leaves a folder `start_<i>`, whose summary is written
+last: a start without one was cut off.
+"""
+
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
 
-from fcjax import parity
-from fcjax.decode import Decoder, decode
-from fcjax.evidence import RunFolder
+from fcjax import audit, checkpoint, environment, evidence, hub, ledger, parity
+from fcjax.audit import certificate, trace
+from fcjax.decode import Decoder, Programs, Step, decode
+from fcjax.evidence import Chain
+from fcjax.job import Job
+from fcjax.ownership import make_mesh
+from fcjax.recorder import Recorder, describe_executable, finite
+from fcjax.reductions import COMPLETE
+from fcjax.summary import next_attempt, of_steps, start_faults
+from fcjax.text import Text
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a run came to.
+class Start:
+    """One cold start; its three stages in order are `prepare`, `load` and `decode`.
 
     Attributes:
-      tokens: the ids that were decoded, [B, steps + 1].
-      steps: decode steps, the prefill not counted.
-      worst: largest parity figure over prefill and steps, of residual, q, k, v and logits.
-      bound: what each of them had to stay below.
-      copies_agree: whether behind every all-gather all complete copies equalled the shards.
-      median_seconds: of a step's three programs; the first step is left out.
+      folder: of its record.
+      verdicts: by number of tokens, behind the audits, whether or not they were passed.
+      programs: compiled and audited, behind `prepare`.
+      recorder: behind `load`.
     """
 
-    tokens: np.ndarray
-    steps: int
-    worst: dict[str, float]
-    bound: float
-    copies_agree: bool
-    median_seconds: float
+    def __init__(self, run_folder, job: Job, index: int):
+        """
+        Args:
+          run_folder: holds run.json.
+          job: its content.
+          index: of the start.
 
-    @property
-    def passed(self) -> bool:
-        """Parity and copies; the audit was passed before the first step."""
-        return self.copies_agree and all(error <= self.bound for error in self.worst.values())
+        Raises:
+          ValueError: the start is there already.
+        """
+        self.folder = run_folder / f"start_{index}"
+        self.job, self.index = job, index
+        self.attempt = next_attempt(run_folder, index)
+        self._first = evidence.sha256((run_folder / evidence.RUN).read_bytes())
+        self._seconds: dict[str, float] = {}
+        self.verdicts: dict[int, audit.Verdict] = {}
+        # A compiled program from elsewhere would be no cold start.
+        jax.config.update("jax_enable_compilation_cache", False)
+        try:
+            self.folder.mkdir()
+        except FileExistsError:
+            raise ValueError(
+                f"start {index}: expected none before, got one ({self.folder})"
+            ) from None
 
-    def to_json(self) -> dict:
-        """Plain data, for the evidence."""
-        return dataclasses.asdict(self) | {"tokens": self.tokens.tolist(), "passed": self.passed}
+    def prepare(self) -> Programs:
+        """Open the model folder, compile and audit; write what is known then.
 
-    def text(self) -> str:
-        """The result as lines for a person."""
-        figures = "  ".join(f"{name} {error:.1e}" for name, error in self.worst.items())
-        return (
-            f"parity: {figures}\n"
-            f"        worst |out - ref| / |ref| of {self.steps} steps and the prefill, against the"
-            f" unsharded f32 reference; bound {self.bound:.0e}:"
-            f" {'passed' if self.passed else 'FAILED'}"
+        Raises:
+          ValueError: the weights are not those of the job.
+          audit.Failed: of the first program that did not pass; the certificates are written.
+        """
+        job, begun = self.job, time.time()
+        folder = hub.model_folder(job.model_path)
+        with self._timed("open"):
+            self.source, self.text = checkpoint.open_folder(folder), Text(folder)
+        if self.source.digest != job.weights_sha256:
+            raise ValueError(
+                f"weights: expected digest {job.weights_sha256}, got {self.source.digest}"
+                f" ({folder})"
+            )
+        self.model = job.model(make_mesh(job.nodes))
+        self.programs = Programs(self.model, job.batch, job.length, job.chunk)
+        with self._timed("compile_and_audit"):
+            for tokens in job.tokens:
+                self.programs.prepare(tokens)
+        self.verdicts = verdicts = self.programs.audits
+        for tokens, verdict in verdicts.items():
+            self._certify(tokens, verdict)
+        failed = [verdict for verdict in verdicts.values() if not verdict.ok]
+        ran = {} if failed else {t: describe_executable(self.programs, t) for t in job.tokens}
+        evidence.write_json(
+            self.folder / evidence.ENVIRONMENT,
+            {
+                "start": self.index,
+                "attempt": self.attempt,
+                "process": {"pid": os.getpid(), "started": begun, "command": sys.argv},
+                **environment.describe(self.model),
+                "recorded_apart": {
+                    "model": job.model_path,
+                    "context_length": job.length,
+                    "batch": job.batch,
+                    "dtype": job.dtype,
+                },
+                "executables": ran,
+                "seconds": dict(self._seconds),
+            },
         )
+        if failed:
+            raise audit.Failed(failed[0])
+        return self.programs
+
+    def _certify(self, tokens: int, verdict: audit.Verdict) -> None:
+        """The program and its certificate, in a folder that is there whole or not at all."""
+        folder = self.folder / f"audit_T{tokens}"
+        beside = folder.with_name(f".{folder.name}.tmp")
+        beside.mkdir()
+        certificate.write(
+            beside, verdict, self.model,
+            batch=self.job.batch, tokens=tokens, length=self.programs.slots,
+            weights=self.job.weights_sha256,
+            platform_version=jax.devices()[0].client.platform_version,
+        )  # fmt: skip
+        for file in beside.iterdir():
+            with open(file, "rb") as f:
+                os.fsync(f.fileno())
+        beside.rename(folder)
+        evidence.sync_folder(self.folder)
+
+    def load(self) -> None:
+        """Each node's blocks, and the unsharded reference if the job compares."""
+        job = self.job
+        with self._timed("load"):
+            params = self.source.load(self.model.params())
+            self._decoder = Decoder(self.programs, params, seed=job.seed)
+            self._oracle = None
+            if job.compared:
+                slots = self.programs.slots
+                self._oracle = parity.Oracle(self.source, job.interval, job.batch, slots)
+        chain = Chain(self.folder / evidence.STEPS, self._first)
+        self.recorder = Recorder(job, self._decoder, chain, self.index, self.attempt, self._oracle)
+
+    def decode(self, progress: Callable[[Iterable[Step]], Iterable[Step]] = iter) -> dict:
+        """Decode, compare and record; writes and returns the summary.
+
+        Args:
+          progress: called with the iterator of passes, returns it wrapped (a progress bar).
+        """
+        traced: list[int] = []
+        begun = time.perf_counter()
+        try:
+            lines = [self._record(step, step.index in traced)
+                     for step in progress(self._passes(traced))]  # fmt: skip
+        except BaseException:
+            self.recorder.chain.abandon()
+            raise
+        self._seconds["decode"] = time.perf_counter() - begun
+        recording = self.recorder.close()
+        summary = self._summary(lines, recording)
+        evidence.write_json(self.folder / evidence.SUMMARY, summary)
+        return summary
+
+    def _record(self, step: Step, traced: bool) -> dict:
+        """Compare one pass, and append its line."""
+        shards = step.output.shards(self.job.cfg)
+        figures = None
+        if self._oracle is not None:
+            figures = parity.compare(shards, self._oracle.step(step.tokens_in, step.pos))
+        agree = None if self.model.whole else step.output.copies_agree(shards)
+        line = self.recorder.record(step, shards, figures, agree, traced)
+        # So that no complete value of this pass is left when the next one enters the interval.
+        for name in COMPLETE:
+            if name in step.output.values:
+                step.output.values[name].delete()
+        return line
+
+    def _passes(self, traced: list[int]):
+        """The passes; the last one runs under the profiler, where that tells something."""
+        steps = decode(self._decoder, self.job.ids(self.index), self.job.steps, self.job.eos)
+        self._trace = None
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(-len(self.job.passes(self.index)), self.job.steps):
+                if number == self.job.steps - 1 and self.job.platform == "cpu":
+                    with jax.profiler.trace(folder):
+                        step = next(steps, None)
+                    if step is not None:
+                        traced.append(number)
+                        self._trace = self._read_trace(folder, number)
+                else:
+                    step = next(steps, None)
+                if step is None:
+                    return
+                yield step
+
+    def _read_trace(self, folder, step: int) -> dict:
+        """Which collectives really ran on which device."""
+        module = audit.parse(self.programs.audits[1].hlo)
+        found = trace.executions(folder, module.name)
+        planned = set(trace.planned(module))
+        return {
+            "step": step,
+            "executions": [
+                {
+                    "device": e.device,
+                    "collectives": {n: k for n, k in e.instructions.items() if n in planned},
+                }
+                for e in found
+            ],
+            "faults": trace.faults(module, found, self.job.nodes, 1),
+        }
+
+    def _summary(self, lines: list[dict], recording: float) -> dict:
+        counted = of_steps(lines, self.job)
+        programs = sum(x["seconds"] for x in lines)
+        summary = {
+            "start": self.index,
+            "attempt": self.attempt,
+            **counted,
+            "text": [self.text.decode(row) for row in counted["tokens"]],
+            "caches": self._compare_caches(lines[-1]["position"]),
+            "trace": self._trace,
+            "recording": {"seconds": recording, "share": recording / programs},
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "seconds": self._seconds | {"programs": programs},
+            "last_line": self.recorder.chain.last,
+        }
+        summary["faults"] = summary["faults"] + start_faults(summary, self.job)
+        summary["passed"] = not summary["faults"]
+        return summary
+
+    def _compare_caches(self, position) -> dict:
+        """Every layer's cache against the reference's, and the padding of every shard."""
+        plan, cfg = self.model.plan, self.job.cfg
+        devices = [d.id for d in self.model.mesh.devices.flat]
+        ends = [p + 1 for p in position]  # slots behind are room, or a chunk's filling
+        zero, layers = True, []
+        for i, layer in enumerate(self._decoder.caches):
+            figures = {}
+            for name, array in zip(("k", "v"), layer, strict=True):
+                shards = ledger.measure(array, 1, plan.split("K"), devices)
+                zero &= all(s.padding_zero for s in shards)
+                if self._oracle is None:
+                    continue
+                ours = np.asarray(jax.device_get(array))[:, : cfg.K]
+                theirs = np.asarray(self._oracle.cache[i][name == "v"])
+                figures[name] = finite(parity.row_error(_rows(ours, ends), _rows(theirs, ends)))
+            layers.append(figures)
+        worst = [float(x) for figures in layers for x in figures.values()]
+        return {
+            "rows": int(sum(ends)),
+            "layers": layers if worst else None,
+            "worst": finite(max(worst)) if worst else None,
+            "padding_zero": bool(zero),
+        }
+
+    def _timed(self, name: str):
+        return _Timed(self._seconds, name)
 
 
-def run(
-    decoder: Decoder,
-    oracle: parity.Oracle,
-    folder: RunFolder,
-    prompt_BT,
-    steps,
-    choose,
-    eos,
-    progress,
-) -> Result:
-    """Decode, compare and record.
+def _rows(cache_BKSH, ends) -> np.ndarray:
+    """A row for each token that a row of the batch holds: its K groups side by side."""
+    rows = [np.moveaxis(x[:, :end], 1, 0) for x, end in zip(cache_BKSH, ends, strict=True)]
+    return np.concatenate([x.reshape(x.shape[0], -1) for x in rows])
 
-    Args:
-      decoder: with empty caches.
-      oracle: the unsharded reference, with an empty cache.
-      folder: where each step is recorded.
-      prompt_BT: int array [B, T].
-      steps: at most so many decode steps.
-      choose: the rule for the next token.
-      eos: ids that end a row.
-      progress: called with the iterator of steps, returns it wrapped (a progress bar).
-    """
-    cfg = decoder.programs.model.plan.cfg
-    tokens, errors, seconds, agree = [], [], [], True
-    for step in progress(decode(decoder, prompt_BT, steps, choose, eos)):
-        out = step.output
-        reference = oracle.step(step.tokens_in)
-        shards = out.shards(cfg)
-        error = parity.compare(*shards, jax.device_get(out.logits), reference)
-        same = out.copies_agree(shards)
-        folder.step({
-            "step": step.index,
-            "tokens_in": step.tokens_in.tolist(),
-            "tokens_out": step.tokens_out.tolist(),
-            "parity": error,
-            "copies_agree": same,
-            "seconds": out.seconds,
-        })  # fmt: skip
-        tokens.append(step.tokens_out)
-        errors.append(error)
-        agree &= same
-        if step.index > 0:
-            seconds.append(out.seconds)
-    return Result(
-        tokens=np.concatenate(tokens, axis=1),
-        steps=len(tokens) - 1,
-        worst={name: max(e[name] for e in errors) for name in errors[0]},
-        bound=parity.BOUND[jax.numpy.dtype(decoder.programs.model.dtype).name],
-        copies_agree=agree,
-        median_seconds=statistics.median(seconds) if seconds else float("nan"),
-    )
+
+class _Timed:
+    def __init__(self, seconds: dict[str, float], name: str):
+        self._seconds, self._name = seconds, name
+
+    def __enter__(self):
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_):
+        self._seconds[self._name] = time.perf_counter() - self._start

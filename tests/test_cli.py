@@ -106,6 +106,20 @@ def test_bad_flags(run, arguments, words):
         assert result.stdout == ""
 
 
+def test_named_arguments_are_taken_and_no_more(tmp_path):
+    path = tmp_path / "program.py"
+    last = 'cli.run(main, ("RUN_DIR",))'
+    path.write_text(
+        PROGRAM.replace('print("ran", FLAGS.steps)', "print(_[1:])").replace("cli.run(main)", last)
+    )
+    command = [sys.executable, path, "--needed=x"]
+    for given in ["runs/a"], []:
+        result = subprocess.run([*command, *given], capture_output=True, text=True, env=ENV)
+        assert (result.returncode, result.stdout) == (0, f"{given}\n")
+    result = subprocess.run([*command, "a", "b"], capture_output=True, text=True, env=ENV)
+    assert "arguments: expected flags and RUN_DIR, got ['a', 'b']" in refused(result)
+
+
 def test_missing_flag(run):
     program = run("--steps=1").args[1]
     result = subprocess.run([sys.executable, program], capture_output=True, text=True, env=ENV)

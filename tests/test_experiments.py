@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from fcjax import manifest
-from fcjax.audit import certificate
+from fcjax.verify import Verification
+from tests import runs
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -40,19 +41,34 @@ def test_decode_layer_records_an_audited_run(tmp_path):
         assert words in result.stdout
     run = tmp_path / "run"
     assert {p.name for p in run.iterdir()} == {
-        "config.json", "environment.json", "plan.json", "audit_T1", "audit_T2", "steps.jsonl",
-        "summary.json",
+        "run.json", "start_0", "summary.json", "report.html", "manifest.json",
     }  # fmt: skip
-    assert all(certificate.verify(run / f"audit_T{tokens}").ok for tokens in (1, 2))
+    assert Verification(run).check() == []
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["passed"] and summary["steps"] == 4
-    steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
-    assert [s["step"] for s in steps] == [-1, 0, 1, 2, 3]
-    assert [s["tokens_in"] for s in steps[1:]] == [s["tokens_out"] for s in steps[:-1]]
-    config = json.loads((run / "config.json").read_text())
-    assert config["flags"]["nodes"] == 3 and config["model"]["D"] == 192
+    assert summary["passed"] and summary["recorded"] == summary["passed_steps"] == 4
+    lines = runs.read_lines(run / "start_0/steps.jsonl")
+    assert [x["step"] for x in lines] == [-1, 0, 1, 2, 3]
+    job = json.loads((run / "run.json").read_text())
+    assert job["flags"]["nodes"] == 3 and job["model"]["D"] == 192
     manifest_rows = json.loads((ROOT / "weights/tiny/manifest.json").read_text())
-    assert config["weights_sha256"] == manifest.digest(manifest_rows)
+    assert job["weights_sha256"] == manifest.digest(manifest_rows)
+    # Four nodes go further than this run in one respect; four nodes and two layers in two.
+    flags = ("--layer=2", "--steps=4", f"--baseline={run}", f"--workdir={tmp_path}/next")
+    refused = start("experiments.decode_layer", *flags, "--nodes=4", "--depth=2")
+    line = refusal(refused)
+    assert "depth (depth 1 -> 2); nodes (nodes 3 -> 4)" in line and not (tmp_path / "next").exists()
+
+
+def test_the_whole_model_runs_on_shards(tmp_path):
+    flags = ("--depth=all", "--steps=3", "--temperature=1", "--top_k=40", "--top_p=0.9")
+    result = start("experiments.decode_layer", *flags, "--baseline=seed", "--axis=depth")
+    assert "got 2: depth (depth 1 -> all); parameters (" in refusal(result)
+    result = start("experiments.decode_layer", *flags, f"--workdir={tmp_path}/run")
+    assert result.returncode == 0, result.stderr
+    for words in ("embed", "choose", "top-p mass", "3 of 3 audited steps passed", "caches: "):
+        assert words in result.stdout
+    assert "outside the claim" not in result.stdout
+    assert Verification(tmp_path / "run").check() == []
 
 
 def test_a_converted_folder_decodes_to_the_same_tokens(tmp_path):
@@ -65,7 +81,7 @@ def test_a_converted_folder_decodes_to_the_same_tokens(tmp_path):
         flags = f"--model={model}", "--steps=5", "--temperature=1", f"--workdir={folder}"
         result = start("experiments.decode_layer", *flags)
         assert result.returncode == 0, result.stderr
-        tokens.append(json.loads((folder / "summary.json").read_text())["tokens"])
+        tokens.append(json.loads((folder / "start_0/summary.json").read_text())["tokens"])
     assert tokens[0] == tokens[1]
     again = start("weights.convert", "--model=weights/tiny", f"--out={converted}")
     assert "expected a new path, got an existing one" in refusal(again)
@@ -82,7 +98,13 @@ def test_a_converted_folder_decodes_to_the_same_tokens(tmp_path):
         (["--layer=5"], "layer: expected 0 to 4"),
         (["--layer=-1"], "layer: expected 0 to 4"),
         (["--steps=0"], "--steps=0"),
-        (["--steps=600"], "cache: expected 1 to 512 slots"),
+        (["--steps=600"], "cache: expected 1 to 512 tokens"),
+        (["--depth=7"], "depth: expected 1 to the model's 6 layers, got 7"),
+        (["--depth=some"], "depth: expected a number of layers or all, got 'some'"),
+        (["--depth=all", "--layer=1"], "layer: expected 0 where all 6 layers run on shards, got 1"),
+        (["--top_p=0"], "top_p: expected more than 0"),
+        (["--axis=nodes"], "axis: expected a --baseline with it"),
+        (["--baseline=weights"], "run: expected a folder with run.json, got none (weights)"),
         (["--prompt="], "prompt: expected at least one token"),
         (["--dtype=float16"], "--dtype=float16"),
         (["--platform=tpu"], "--platform=tpu"),
@@ -110,6 +132,10 @@ def test_failed_parity_is_exit_code_1(tmp_path):
     assert result.returncode == 1, result.stderr
     assert "bound 1e-12: FAILED" in result.stdout
     assert not json.loads((tmp_path / "run" / "summary.json").read_text())["passed"]
+    assert (
+        "summary.json: field passed: expected True, got False"
+        in Verification(tmp_path / "run").check()
+    )
 
 
 def test_failed_audit_is_exit_code_1_before_any_step(tmp_path):
@@ -127,8 +153,10 @@ ops.scatter = scatter
     assert result.returncode == 1, result.stderr
     assert "all-reduce-of-state" in result.stdout and "layer_0/qkv" in result.stdout
     assert "all-reduce(" in result.stdout  # the offending instruction
-    assert not (tmp_path / "run" / "steps.jsonl").exists()
-    assert not json.loads((tmp_path / "run" / "summary.json").read_text())["passed"]
+    kept = tmp_path / "run" / "start_0_failed_0"
+    assert not (kept / "steps.jsonl").exists()
+    assert json.loads((kept / "failure.json").read_text())["reason"] == "the audit failed"
+    assert not json.loads((kept / "audit_T1/certificate.json").read_text())["verdict"]["ok"]
 
 
 def test_a_corrupt_weight_file_is_refused(tmp_path):

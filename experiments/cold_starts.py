@@ -1,0 +1,118 @@
+"""Audited decode steps over several cold starts, each in a process of its own.
+
+    python -m experiments.cold_starts --cold_starts=5 --steps=50 --workdir=runs/evidence
+    python -m experiments.cold_starts --resume --workdir=runs/evidence
+
+Each start loads the weights, compiles, audits, prefills its own prompt and decodes, with the
+unsharded reference beside it. Cost with the packaged tiny model: about a minute on two cores. A run
+that was cut off goes on with --resume; a start that failed stays in the folder as failed.
+
+Expected: "250 of 250 audited steps passed over 5 cold start(s)". `python -m experiments.verify
+RUN_DIR` checks the folder again. docs/EVIDENCE.md says what is in it.
+"""
+
+import pathlib
+import time
+
+from absl import flags
+from tqdm import tqdm
+
+from experiments import run_flags
+from fcjax import baseline, cli, cold_starts, evidence
+
+FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(run_flags)
+flags.DEFINE_integer("cold_starts", 5, "How many.", lower_bound=1)
+flags.DEFINE_multi_string("prompt", None, "Text to go on from; one, or one for each start.")
+flags.DEFINE_string("workdir", None, "New folder for the evidence. [runs/cold_starts-<time>]")
+flags.DEFINE_bool("resume", False, "Go on with the run in --workdir; other flags may be left out.")
+
+PROMPTS = (
+    "ROMEO:\n",
+    "First Citizen:\nBefore we proceed any further,",
+    "KING RICHARD III:\nNow is the",
+    "JULIET:\nO gentle Romeo,\nIf thou dost love, pronounce it",
+    "DUKE VINCENTIO:\n",
+)
+
+
+def main(_):
+    if FLAGS.resume:
+        folder = resumed()
+        job = cold_starts.read(folder)
+    else:
+        workdir = FLAGS.workdir or f"runs/cold_starts-{time.strftime('%Y%m%d-%H%M%S')}"
+        prompts = FLAGS.prompt or list(PROMPTS)
+        if FLAGS.prompt and len(prompts) not in (1, FLAGS.cold_starts):
+            raise ValueError(f"prompt: expected 1 or {FLAGS.cold_starts}, got {len(prompts)}")
+        job = run_flags.job("cold_starts", prompts, FLAGS.cold_starts, stop_at_eos=False)
+        folder = cold_starts.create(workdir, job)
+    with evidence.lock(folder) as lock:
+        if not cold_starts.is_finished(folder):
+            print(f"evidence: {folder}\nbaseline: {baseline.words(job.baseline)}", flush=True)
+            for name in cold_starts.tidy(folder, job):
+                print(f"put aside: {folder / name}")
+            try:
+                start_all(folder, job, lock)
+            except cold_starts.StartFailed as e:
+                if e.exit_code == 2:
+                    raise ValueError(f"start: {e}; go on with --resume --workdir={folder}") from e
+                print(f"A start failed: {e}\nGo on with --resume --workdir={folder}")
+                return 1
+            except KeyboardInterrupt:
+                print(f"\ninterrupted. Go on with --resume --workdir={folder}")
+                return 1
+            cold_starts.finish(folder, job)
+    return show(folder)
+
+
+def start_all(folder: pathlib.Path, job, lock: int) -> None:
+    """Every start that is missing, one after the other, under one bar."""
+    left = cold_starts.missing(folder, job)
+    total = job.cold_starts * job.steps
+    with tqdm(total=total, initial=total - len(left) * job.steps, unit="step") as bar:
+        for i in left:
+
+            def listen(kind, value, i=i):
+                if kind == "phase":
+                    bar.set_description(f"start {i + 1} of {job.cold_starts}, {value}")
+                elif value >= 0:
+                    bar.update()
+
+            cold_starts.start_process(folder, i, lock, listen)
+
+
+def resumed() -> pathlib.Path:
+    """The folder of --workdir; flags that are given must be those of its run."""
+    if FLAGS.workdir is None:
+        raise ValueError("resume: expected --workdir with it, got none")
+    recorded = cold_starts.read(FLAGS.workdir).flags
+    for name, value in run_flags.flag_values().items():
+        if FLAGS[name].present and name not in ("resume", "workdir"):
+            if name not in recorded or recorded[name] != value:
+                raise ValueError(
+                    f"resume: expected --{name}={recorded.get(name)} as the run has it, got {value}"
+                )
+    return pathlib.Path(FLAGS.workdir)
+
+
+def show(folder: pathlib.Path) -> int:
+    found = evidence.read_json(folder / evidence.SUMMARY)
+    for s in found["starts"]:
+        worst = " ".join(f"{n} {float(x):.1e}" for n, x in (s["worst"] or {}).items())
+        passed = "passed" if s["passed"] else "FAILED"
+        print(f"start {s['start']}: {s['passed_steps']}/{s['steps']} steps {passed}  {worst}")
+    for f in found["failed_starts"]:
+        print(f"{f['folder']}: {f['steps_recorded']} steps recorded, then {f['reason']}")
+    print(found["verdict"])
+    if found["median_seconds"] is not None:
+        print(
+            f"speed: {found['median_seconds']:.4f} s a step (median); recording took"
+            f" {found['recording_share']:.1%} of the programs' time"
+        )
+    print(f"evidence: {folder}")
+    return 0 if found["passed"] else 1
+
+
+if __name__ == "__main__":
+    cli.run(main)

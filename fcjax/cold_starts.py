@@ -1,0 +1,255 @@
+"""A run of cold starts, each a process of its own, that can be cut off at any moment.
+
+    python -m fcjax.cold_starts RUN INDEX
+
+is one of them: it reads RUN/run.json and is told nothing else. What is there is never written
+again: a start that failed or was cut off stays as `start_<i>_failed_<n>`, and the next attempt
+begins from nothing in a new folder.
+"""
+
+import contextlib
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from fcjax import audit, cli, devices, evidence, manifest, report, summary
+from fcjax.job import Job
+from fcjax.run import Start
+
+_TAIL = 4000  # characters of a failed process's output that are kept
+
+
+class StartFailed(Exception):
+    """A cold start came to no end.
+
+    Attributes:
+      exit_code: of its process; negative: the signal.
+    """
+
+    def __init__(self, reason: str, exit_code: int):
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
+def create(folder, job: Job) -> pathlib.Path:
+    """A new run folder with run.json.
+
+    Raises:
+      ValueError: the folder exists; what is in it stays as it is.
+    """
+    folder = pathlib.Path(folder)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ValueError(
+            f"workdir: expected a new folder, got an existing one ({folder})"
+        ) from None
+    evidence.write_json(folder / evidence.RUN, job.to_json())
+    return folder
+
+
+def read(folder) -> Job:
+    """The job of a run folder.
+
+    Raises:
+      ValueError: it is none.
+    """
+    folder = pathlib.Path(folder)
+    if not (folder / evidence.RUN).is_file():
+        raise ValueError(f"run: expected a folder with {evidence.RUN}, got none ({folder})")
+    return Job.from_json(evidence.read_json(folder / evidence.RUN))
+
+
+def is_finished(folder) -> bool:
+    """Whether the run is complete and sealed."""
+    return (pathlib.Path(folder) / manifest.NAME).exists()
+
+
+def missing(folder: pathlib.Path, job: Job) -> list[int]:
+    """The starts that are not complete."""
+    return [
+        i for i in range(job.cold_starts) if not (folder / f"start_{i}" / evidence.SUMMARY).exists()
+    ]
+
+
+def tidy(folder: pathlib.Path, job: Job) -> list[str]:
+    """Put aside what earlier attempts left unfinished; returns the names of those folders."""
+    moved = []
+    for i in missing(folder, job):
+        if (folder / f"start_{i}").exists():
+            reason = "cut off: it left no summary, and nothing is known of why"
+            moved.append(keep_failure(folder, i, reason).name)
+    for left in sorted(folder.rglob(".*.tmp"), reverse=True):  # of a write that was cut off
+        if left.is_dir():
+            for file in left.iterdir():
+                file.unlink()
+            left.rmdir()
+        else:
+            left.unlink()
+    return moved
+
+
+def keep_failure(
+    folder: pathlib.Path, index: int, reason: str, exit_code: int | None = None, output: str = ""
+) -> pathlib.Path:
+    """Move a start that failed aside, with what is known of why; returns where it is now."""
+    start = folder / f"start_{index}"
+    start.mkdir(exist_ok=True)
+    attempt = summary.next_attempt(folder, index)
+    path = start / evidence.FAILURE
+    if not path.exists():
+        recorded, torn = _recorded(start, folder)
+        evidence.write_json(path, {
+            "start": index,
+            "attempt": attempt,
+            "reason": reason,
+            "exit_code": exit_code,
+            "steps_recorded": recorded,
+            "torn_line": torn,
+            "noted": time.time(),
+            "output": output[-_TAIL:],
+        })  # fmt: skip
+    kept = folder / f"start_{index}_failed_{attempt}"
+    start.rename(kept)
+    evidence.sync_folder(folder)
+    return kept
+
+
+def _recorded(start: pathlib.Path, folder: pathlib.Path) -> tuple[int, bool]:
+    """Decode steps that a start has on disk, and whether a line behind them is incomplete."""
+    path = start / evidence.STEPS
+    if not path.exists():
+        return 0, False
+    first = evidence.sha256((folder / evidence.RUN).read_bytes())
+    lines, _, faults = evidence.read_chain(path, first)
+    return sum(x.get("step", -1) >= 0 for x in lines), bool(faults)
+
+
+@contextlib.contextmanager
+def kept(folder: pathlib.Path, index: int):
+    """Keep a start of this process as failed, if the block ends with an exception."""
+    try:
+        yield
+    except BaseException as e:
+        if (folder / f"start_{index}").exists():
+            keep_failure(folder, index, _reason(e), output=str(e))
+        raise
+
+
+def _reason(e: BaseException) -> str:
+    if isinstance(e, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(e, audit.Failed):
+        return "the audit failed"
+    return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
+
+
+def finish(folder: pathlib.Path, job: Job) -> dict:
+    """Summary, report and manifest, in this order: the run is complete. Returns the summary."""
+    found = summary.of_run(folder, job)
+    evidence.write_json(folder / evidence.SUMMARY, found)
+    report.write(folder)
+    evidence.seal(folder)
+    return found
+
+
+# What a start says while it runs: ("phase", words) or ("step", its index).
+Listener = Callable[[str, object], None]
+
+
+def start_process(folder: pathlib.Path, index: int, lock: int, listener: Listener) -> None:
+    """One cold start in a new process.
+
+    Args:
+      folder: of the run.
+      index: of the start.
+      lock: descriptor that holds the run folder; the process holds it too.
+      listener: told of its progress.
+
+    Raises:
+      StartFailed: it came to no end; its folder has been put aside.
+    """
+    command = [sys.executable, "-m", "fcjax.cold_starts", str(folder), str(index)]
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, pass_fds=(lock,)
+        )
+        said = []
+        try:
+            for line in process.stdout:
+                event = _event(line)
+                if event is None:
+                    said.append(line)
+                else:
+                    listener(*event)
+            code = process.wait()
+        except BaseException as e:
+            process.terminate()
+            process.wait()
+            keep_failure(folder, index, _reason(e), process.returncode)
+            raise
+        if code == 0:
+            return
+        errors.seek(0)
+        output = "".join(said) + errors.read()
+    reason = _ended(code, output)
+    try:
+        reason += f" ({keep_failure(folder, index, reason, code, output)})"
+    except OSError as e:  # a full disk; the next attempt puts it aside
+        reason += f"; it stays where it is: {e.strerror} ({folder / f'start_{index}'})"
+    raise StartFailed(reason, code)
+
+
+def _ended(code: int, output: str) -> str:
+    """Why a process ended, in one line."""
+    if code < 0:
+        return f"its process was ended by signal {-code}"
+    lines = [x for x in output.splitlines() if x.strip()] or ["it said nothing"]
+    refused = [x for x in lines if x.startswith("error: ")]
+    return refused[-1].removeprefix("error: ") if refused else f"exit code {code}: {lines[-1]}"
+
+
+def _event(line: str) -> tuple[str, object] | None:
+    try:
+        kind, value = json.loads(line)
+    except (ValueError, TypeError):
+        return None  # something that a library printed
+    return kind, value
+
+
+def main(argv) -> int:
+    """One cold start, in this process."""
+    if len(argv) != 3 or not argv[2].isdigit():
+        raise ValueError(f"arguments: expected RUN INDEX, got {argv[1:]}")
+
+    def say(kind, value):
+        print(json.dumps([kind, value]), flush=True)
+
+    def progress(steps):
+        for step in steps:
+            yield step
+            say("step", step.index)
+
+    folder, index = pathlib.Path(argv[1]), int(argv[2])
+    job = read(folder)
+    devices.use(job.platform, job.nodes)
+    start = Start(folder, job, index)
+    say("phase", "compiling and auditing")
+    try:
+        start.prepare()
+    except audit.Failed as e:
+        print(e, file=sys.stderr)
+        return 1
+    say("phase", "loading")
+    start.load()
+    say("phase", "decoding")
+    start.decode(progress)
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main, ("RUN", "INDEX"))

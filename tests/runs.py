@@ -1,0 +1,100 @@
+"""Small recorded runs for the tests of the evidence."""
+
+import hashlib
+import json
+import pathlib
+import shutil
+
+from fcjax import baseline, checkpoint, cold_starts, manifest, report
+from fcjax.job import Job
+from fcjax.model import Interval
+from fcjax.run import Start
+from fcjax.sampling import Sampling
+from tests import models
+
+ROOT = pathlib.Path(__file__).parents[1]
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
+def write_model(folder, cfg=models.THREE) -> pathlib.Path:
+    """A small random model with a tokenizer, which has more tokens than the model."""
+    models.write_folder(folder, cfg)
+    for name in _TOKENIZER:
+        shutil.copy(ROOT / "weights/tiny" / name, folder)
+    return pathlib.Path(folder)
+
+
+def job(model, ids=((3, 4, 5), (7, 8)), steps=3, **changes) -> Job:
+    """A run of one row a start, one for each prompt in `ids`; `changes` are other fields."""
+    source = checkpoint.open_folder(model)
+    fields = {
+        "command": "a test",
+        "flags": {},
+        "model_path": str(model),
+        "weights_sha256": source.digest,
+        "cfg": source.cfg,
+        "nodes": 2,
+        "interval": Interval(0),
+        "sampling": Sampling(),
+        "platform": "cpu",
+        "hardware": "2 emulated nodes on one CPU, sharing its memory",
+        "dtype": "float32",
+        "length": max(map(len, ids)) + steps,
+        "cold_starts": len(ids),
+        "steps": steps,
+        "seed": 0,
+        "prompts": tuple(((f"ids {prompt}", tuple(prompt)),) for prompt in ids),
+        "baseline": baseline.none(),
+        "chunk": 4,
+    }
+    return Job(**fields | changes)
+
+
+def record(folder, run: Job, failed: int | None = None) -> pathlib.Path:
+    """Run it in this process; `failed` is a start before which an attempt is cut off."""
+    folder = cold_starts.create(folder, run)
+    for index in range(run.cold_starts):
+        if index == failed:
+            Start(folder, run, index)
+            cold_starts.keep_failure(folder, index, "cut off by a test")
+        start = Start(folder, run, index)
+        start.prepare()
+        start.load()
+        start.decode()
+    cold_starts.finish(folder, run)
+    return folder
+
+
+def read_lines(path) -> list[dict]:
+    """The records of a steps.jsonl."""
+    return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+
+
+def write_lines(path, lines: list[dict], run_json: bytes) -> str:
+    """A steps.jsonl with a chain of hashes made anew; returns the last line's hash."""
+    last, out = hashlib.sha256(run_json).hexdigest(), []
+    for line in lines:
+        text = json.dumps(line | {"previous": last})
+        last = hashlib.sha256(text.encode()).hexdigest()
+        out.append(text + "\n")
+    pathlib.Path(path).write_text("".join(out))
+    return last
+
+
+def reseal(folder: pathlib.Path, page=False) -> None:
+    """What somebody does who knows how the hashes are made: chains, summaries, manifest; and `page`."""
+    run_json = (folder / "run.json").read_bytes()
+    total = json.loads((folder / "summary.json").read_text())
+    for start in sorted(folder.glob("start_?")):
+        if not (start / "steps.jsonl").exists() or not (start / "summary.json").exists():
+            continue
+        last = write_lines(start / "steps.jsonl", read_lines(start / "steps.jsonl"), run_json)
+        models.edit_json(start / "summary.json", last_line=last)
+        for entry in total["starts"]:
+            if entry["start"] == int(start.name.removeprefix("start_")):
+                entry["last_line"] = last
+    (folder / "summary.json").write_text(json.dumps(total, indent=1) + "\n")
+    if page:
+        report.write(folder)
+    rows = manifest.describe(folder)
+    (folder / "manifest.json").write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
