@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from fcjax.text import Text
+from fcjax.text import Stream, Text
 from tests import models
 
 TINY = pathlib.Path(__file__).parents[1] / "weights" / "tiny"
@@ -111,3 +111,119 @@ def test_no_tokenizer(folder):
 def test_unreadable_tokenizer(folder, content):
     (folder / "tokenizer.json").write_text(content)
     refusal(folder)
+
+
+def test_a_conversation_goes_through_the_template(folder):
+    models.edit_json(folder / "tokenizer_config.json", chat_template=TEMPLATE)
+    text = Text(folder)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Who's there?"},
+        {"role": "assistant", "content": "Nay, answer me."},
+        {"role": "user", "content": "Long live the king!"},
+    ]
+    ids = text.encode_messages(messages)
+    assert ids.dtype == np.int32 and ids.shape[0] == 1
+    assert text.decode(ids[0]) == (
+        "<system>Be brief.<user>Who's there?<assistant>Nay, answer me."
+        "<user>Long live the king!<assistant>"
+    )
+    np.testing.assert_array_equal(text.encode_messages(messages[1:2]), text.encode("Who's there?"))
+
+
+def test_a_model_without_a_template_takes_no_messages():
+    with pytest.raises(ValueError, match="messages: expected a model with a chat template"):
+        Text(TINY).encode_messages([{"role": "user", "content": "Hi"}])
+
+
+def test_what_a_template_refuses_is_refused_in_its_words(folder):
+    refuses = "{{ raise_exception('Conversation roles must alternate') }}"
+    models.edit_json(folder / "tokenizer_config.json", chat_template=refuses)
+    with pytest.raises(ValueError, match=r"messages: expected some that .* roles must alternate"):
+        Text(folder).encode_messages([{"role": "user", "content": "Hi"}])
+
+
+def test_bytes_that_are_no_text_are_refused(folder):
+    words = b"caf\xe9".decode("utf-8", "surrogateescape")
+    with pytest.raises(ValueError, match="prompt: expected Unicode text"):
+        Text(folder).encode(words)
+    models.edit_json(folder / "tokenizer_config.json", chat_template=TEMPLATE)
+    with pytest.raises(ValueError, match="message: expected Unicode text"):
+        Text(folder).encode_messages([{"role": "user", "content": words}])
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_an_unreadable_generation_config_is_refused(folder, content):
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(ValueError, match="generation_config.json: expected a JSON"):
+        Text(folder)
+
+
+def test_the_real_models_default_system_message_is_kept(smollm2):
+    text = Text(smollm2)
+    said = text._tokenizer.decode(text.encode("Hi")[0])
+    assert said == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+        "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    said = text._tokenizer.decode(text.encode_messages(messages)[0])
+    assert said.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n")
+
+
+def stream(text, ids) -> list[str]:
+    """A piece for each token, and the last one for what was held back."""
+    stream = Stream(text)
+    return [*(stream.push(int(i)) for i in ids), stream.finish()]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "O, speak again!",
+        " two  spaces \n\n",
+        "naïve ☂ 語 😀👩‍👧",
+        "\ufffd",
+        "a\ufffd\ufffdb",
+        "e\u0301☂\ufffd",
+    ],
+)
+def test_pieces_are_whole_characters_and_together_the_text(words):
+    text = Text(TINY)
+    ids = text.encode(words)[0]
+    pieces = stream(text, ids)
+    assert "".join(pieces) == text.decode(ids)
+    # What has come out is what the bytes so far say, but for a character that is not complete.
+    known = b"".join(_bytes(text, i) for i in ids)
+    for n in range(1, len(ids) + 1):
+        out = "".join(pieces[:n]).encode()
+        assert known.startswith(out)
+        bytes_so_far = b"".join(_bytes(text, i) for i in ids[:n])
+        assert bytes_so_far.startswith(out) and len(bytes_so_far) - len(out) <= 3
+
+
+def _bytes(text, token) -> bytes:
+    """The bytes of a token, in byte-level BPE's alphabet: printable ones stand for themselves."""
+    keep = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in keep]
+    alphabet = {chr(b): b for b in keep} | {chr(256 + i): b for i, b in enumerate(others)}
+    return bytes(alphabet[c] for c in text._tokenizer.convert_ids_to_tokens(int(token)))
+
+
+def test_any_tokens_stream_to_their_text():
+    text = Text(TINY)
+    rng = np.random.default_rng(0)
+    single = [i for i in range(2047) if len(_bytes(text, i)) == 1]  # half characters, mostly
+    for ids in (*rng.integers(0, 2048, (40, 12)), *rng.choice(single, (60, 12))):
+        pieces = stream(text, ids)
+        assert "".join(pieces) == text.decode(ids)
+
+
+def test_special_tokens_are_not_streamed():
+    text = Text(TINY)
+    (eos,) = text.eos
+    ids = [eos, *text.encode("Exit ☂")[0], eos, *text.encode(" ghost")[0]]
+    assert "".join(stream(text, ids)) == "Exit ☂ ghost"
+    umbrella = text.encode("☂")[0].tolist()
+    assert stream(text, umbrella)[: len(umbrella)] == [""] * (len(umbrella) - 1) + ["☂"]
+    assert stream(text, umbrella[:-1])[-1] == "\ufffd"

@@ -1,0 +1,263 @@
+"""Text from a model whose state stays cut over the nodes from the embedding to the chosen token.
+
+    python -m experiments.generate --prompt="ROMEO:" --max_new_tokens=40
+    python -m experiments.generate --model=models/smollm2-135m-instruct --nodes=3 --interactive
+
+A prompt goes to a chat model as a user's message, to any other as it is; several --prompt make one
+batch, and each gets the text that it gets alone. --messages takes conversations from a JSON file:
+[{"role": "user", "content": "..."}], or a list of such lists. --interactive reads a conversation
+line by line; /reset forgets it, the end of the input ends it, and what the caches hold of it is not
+computed again. --depth=1 --layer=L runs one layer on shards and leaves the others unmodified.
+
+The text goes to stdout as it is made, all else to stderr. generation_config.json of the model says
+how tokens are chosen where no flag does. Every pass runs a program that passed the audit. With
+--evidence=DIR every pass is compared with the unsharded reference and recorded (docs/EVIDENCE.md).
+
+Cost: ten seconds on two cores, half a minute and 2 GB for SmolLM2-135M; JAX compiles most of it.
+
+Expected: `audit` lines that say "clean", then the text. Exit code 1: the audit failed, and nothing
+ran, or a recorded pass did not pass.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+from absl import flags
+
+from fcjax import (
+    audit,
+    baseline,
+    chat,
+    checkpoint,
+    cli,
+    cold_starts,
+    devices,
+    evidence,
+    generate,
+    generation_config,
+    hub,
+    interactive,
+    parity,
+)
+from fcjax.decode import Decoder, Programs
+from fcjax.job import Job
+from fcjax.model import Interval, Model
+from fcjax.ownership import Plan, make_mesh
+from fcjax.run import Start
+from fcjax.text import Text
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("model", "weights/tiny", "Folder with config.json and weights, or a hub id.")
+flags.DEFINE_enum("platform", "cpu", ["cpu", "cuda"], "Where the nodes are; cpu emulates them.")
+flags.DEFINE_integer("nodes", 2, "Number of nodes that the state is cut over.")
+flags.DEFINE_string("depth", "all", "How many layers run on shards: all, or a number.")
+flags.DEFINE_integer("layer", 0, "The first layer that runs on shards.")
+flags.DEFINE_enum("dtype", "float32", list(parity.BOUND), "Type of weights, state and cache.")
+flags.DEFINE_multi_string("prompt", None, "Text to go on from; may be given several times.")
+flags.DEFINE_string("messages", None, "JSON file with one conversation, or a list of them.")
+flags.DEFINE_string("system", None, "System message before the conversation, for a chat model.")
+flags.DEFINE_bool("interactive", False, "Read the user's lines from stdin.")
+flags.DEFINE_integer("context", 2048, "Tokens that an interactive conversation may have.", 2)
+flags.DEFINE_integer("max_new_tokens", None, "At most so many for a row. [the model's, or 128]", 1)
+flags.DEFINE_float("temperature", None, "0 decodes greedily, more draws. [the model's, or 0]")
+flags.DEFINE_integer("top_k", None, "Draw among the k likeliest; 0: all. [the model's, or 0]")
+flags.DEFINE_float("top_p", None, "Draw among the likeliest of this mass. [the model's, or 1]")
+flags.DEFINE_float("repetition_penalty", None, "Above 1 repeats less. [the model's, or 1]")
+flags.DEFINE_integer("seed", 0, "Seed of the draws.", 0, 2**32 - 1)
+flags.DEFINE_string("evidence", None, "New folder for a record of every pass.")
+
+MAX_NEW_TOKENS = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What the flags and the model folder say.
+
+    Attributes:
+      source: the model folder; its weights are not read yet.
+      text: its tokenizer.
+      model: layouts and programs.
+      new: tokens that a row, or an answer, may have at most.
+      length: tokens that a row of the caches may have.
+      prompts: for each row, what was asked and its token ids; empty if lines are read.
+    """
+
+    source: checkpoint.HuggingFaceFolder | checkpoint.OrbaxFolder
+    text: Text
+    model: Model
+    new: int
+    length: int
+    prompts: tuple[tuple[str, jax.typing.ArrayLike], ...] = ()
+
+    @property
+    def ids(self) -> list:
+        """Token ids of each row."""
+        return [ids for _, ids in self.prompts]
+
+
+def main(_):
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Unicode
+    sys.stdin.reconfigure(errors="replace")
+    check_flags()
+    devices.use(FLAGS.platform, FLAGS.nodes)
+    s = setup()
+    if FLAGS.evidence is not None:
+        return record(s)
+    conversation = chat.Conversation(s.text, FLAGS.system)
+    programs = Programs(s.model, len(s.prompts) or 1, s.length)
+    start = time.perf_counter()
+    for tokens in generate.passes(programs, max(map(len, s.ids), default=s.length)):
+        note(f"audit, {tokens} token(s) at a time: {programs.prepare(tokens)}")
+    if not programs.passed():
+        return 1
+    compiled = time.perf_counter()
+    decoder = Decoder(programs, s.source.load(s.model.params()), FLAGS.seed)
+    note(f"compiled in {compiled - start:.1f} s, loaded in {time.perf_counter() - compiled:.1f} s")
+    generator = generate.Generator(decoder, s.text)
+    if s.prompts:
+        show = generate.InOrder(len(s.prompts), write)
+        note(generator.generate(s.ids, s.new, show).summary())
+        return 0
+    try:
+        interactive.talk(
+            generator, conversation, interactive.read_lines(sys.stdin, ask), s.new, write, note
+        )
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def check_flags() -> None:
+    """Raise ValueError unless there is one source of prompts, and it goes with --evidence."""
+    sources = {
+        "--prompt": FLAGS.prompt is not None,
+        "--messages": FLAGS.messages is not None,
+        "--interactive": FLAGS.interactive,
+    }
+    given = [name for name, there in sources.items() if there]
+    if len(given) != 1:
+        raise ValueError(
+            f"prompt: expected one of {', '.join(sources)}, got {' and '.join(given) or 'none'}"
+        )
+    if FLAGS.interactive and FLAGS.evidence is not None:
+        raise ValueError("evidence: expected --prompt or --messages with it, got --interactive")
+    if FLAGS.evidence is not None and os.path.lexists(FLAGS.evidence):
+        raise ValueError(f"evidence: expected a new folder, got an existing one ({FLAGS.evidence})")
+    if FLAGS.depth != "all" and not FLAGS.depth.isdecimal():
+        raise ValueError(f"depth: expected all, or a number of layers, got {FLAGS.depth!r}")
+
+
+def setup() -> Setup:
+    """Everything that can be refused before anything is compiled or loaded."""
+    folder = hub.model_folder(FLAGS.model)
+    source, text = checkpoint.open_folder(folder), Text(folder)
+    cfg = source.cfg
+    settings = generation_config.settings(
+        folder,
+        temperature=FLAGS.temperature,
+        top_k=FLAGS.top_k,
+        top_p=FLAGS.top_p,
+        repetition_penalty=FLAGS.repetition_penalty,
+    )
+    interval = Interval(FLAGS.layer, cfg.L if FLAGS.depth == "all" else int(FLAGS.depth))
+    plan, mesh, dtype = Plan(cfg, FLAGS.nodes), make_mesh(FLAGS.nodes), jnp.dtype(FLAGS.dtype)
+    model = Model(plan, interval, mesh, dtype, settings.sampling)
+    default = settings.max_new_tokens or MAX_NEW_TOKENS
+    prompts = () if FLAGS.interactive else encode(text)
+    if prompts:
+        ids = [ids for _, ids in prompts]
+        new = generate.room(ids, cfg.max_len, FLAGS.max_new_tokens, default)
+        length = max(map(len, ids)) + new
+    else:
+        new, length = FLAGS.max_new_tokens or default, min(FLAGS.context, cfg.max_len)
+    for line in settings.notes:
+        note(f"note: {line}")
+    note(settings.words())
+    return Setup(source, text, model, new, length, prompts)
+
+
+def encode(text: Text) -> tuple:
+    """For each row, what was asked and its token ids."""
+    if FLAGS.messages is not None:
+        asked = [chat.with_system(m, FLAGS.system) for m in chat.read_messages(FLAGS.messages)]
+        return tuple((json.dumps(m), text.encode_messages(m)[0]) for m in asked)
+    for i, prompt in enumerate(FLAGS.prompt):
+        if not prompt:
+            raise ValueError(f"prompt {i}: expected at least one token, got '' (--prompt)")
+    conversation = chat.Conversation(text, FLAGS.system)
+    return tuple((prompt, conversation.ask(prompt)) for prompt in FLAGS.prompt)
+
+
+def record(s: Setup) -> int:
+    """The same as one recorded start: every pass beside the unsharded reference."""
+    job = Job(
+        command="generate",
+        flags=evidence.plain(
+            {f.name: f.value for f in FLAGS.get_key_flags_for_module(sys.argv[0])}
+        ),
+        model_path=FLAGS.model,
+        weights_sha256=s.source.digest,
+        cfg=s.source.cfg,
+        nodes=FLAGS.nodes,
+        interval=s.model.interval,
+        sampling=s.model.sampling,
+        platform=FLAGS.platform,
+        hardware=hardware(s.model),
+        dtype=FLAGS.dtype,
+        length=s.length,
+        cold_starts=1,
+        steps=s.new,
+        seed=FLAGS.seed,
+        prompts=(tuple((asked, tuple(ids.tolist())) for asked, ids in s.prompts),),
+        eos=s.text.eos,
+        baseline=baseline.none(),
+    )
+    folder = cold_starts.create(FLAGS.evidence, job)
+    with evidence.lock(folder):
+        try:
+            with cold_starts.kept(folder, 0):
+                start = Start(folder, job, 0)
+                for tokens, verdict in start.prepare().audits.items():
+                    note(f"audit, {tokens} token(s) at a time: {verdict}")
+                start.load()
+                show = generate.InOrder(len(s.prompts), write)
+                batch = generate.Batch(s.ids, s.text, s.new, show)
+                start.decode(batch.follow)
+        except audit.Failed as e:
+            note(f"{e}\nevidence: {folder}")
+            return 1
+        total = cold_starts.finish(folder, job)
+    note(f"{batch.result().summary()}, recording included")
+    note(f"{total['verdict']}\nevidence: {folder}")
+    return 0 if total["passed"] else 1
+
+
+def hardware(model: Model) -> str:
+    """The nodes' devices in words."""
+    if FLAGS.platform == "cpu":
+        return f"{FLAGS.nodes} emulated nodes on one CPU, sharing its memory"
+    kinds = [device.device_kind for device in model.mesh.devices.flat]
+    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+
+
+def ask() -> None:
+    """A mark where a person is to write."""
+    if sys.stdin.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+
+
+def write(piece: str) -> None:
+    print(piece, end="", flush=True)
+
+
+def note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    cli.run(main)
