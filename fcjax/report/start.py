@@ -1,0 +1,277 @@
+"""The folder of one cold start as the report reads it, complete or not.
+
+Every figure is counted again from the lines of the steps; what the summary says otherwise is a
+fault.
+"""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+
+from fcjax import evidence
+
+_OF_SUMMARY = ("steps", "passed_steps", "median_seconds", "worst", "last_line", "passed")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pass:
+    """One line of steps.jsonl, as much of it as the page needs.
+
+    Attributes:
+      step: its number; negative in prefill.
+      parity: by name; None if it was not compared.
+      seconds: of the programs.
+      traced: whether the profiler ran.
+      passed: what the line says, and that it names no fault.
+      faults: in words.
+      hlo: hash of the program that ran.
+      moved: whether a cache was elsewhere than in the pass before.
+      copies_agree: of the all-gather's results; None if there is none.
+    """
+
+    step: int
+    parity: dict[str, float] | None
+    seconds: float
+    traced: bool
+    passed: bool
+    faults: tuple[str, ...]
+    hlo: str
+    moved: bool
+    copies_agree: bool | None
+
+
+@dataclasses.dataclass
+class Owners:
+    """Counts over ledger entries: one for each state tensor, boundary and pass."""
+
+    entries: int = 0
+    measured: int = 0
+    disjoint: int = 0
+    covering: int = 0
+    as_planned: int = 0
+
+    def count(self, ledger: list[dict]) -> None:
+        """Add the entries of one pass."""
+        for row in ledger:
+            for owners in row["owners"].values():
+                self.entries += 1
+                for name in ("measured", "disjoint", "covering", "as_planned"):
+                    setattr(self, name, getattr(self, name) + (owners[name] is True))
+
+    def add(self, other: "Owners") -> None:
+        """Add the counts of another start."""
+        for name in vars(self):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Start:
+    """The folder of one cold start, complete or not.
+
+    Attributes:
+      name: of the folder.
+      index: of the start.
+      failure: content of failure.json, if this attempt failed.
+      environment, summary: content of those files; None if they are not there.
+      certificates: by number of tokens.
+      passes: the lines that can be read.
+      owners: counts over their ledgers.
+      shown: the whole line of the first decode step.
+      other_ledgers: decode steps whose ledger is another than that one's.
+      live: by moment, by class: the largest (arrays, bytes) of all passes; "unaccounted" as well.
+      public: number of decode steps whose token became public.
+      last_line: hash of the last line.
+      faults: what is wrong with the files, in words.
+    """
+
+    def __init__(self, folder: pathlib.Path, first: str):
+        self.folder, self.name = folder, folder.name
+        self.index = int(folder.name.split("_")[1])
+        self.faults: list[str] = []
+        self.failure = self._json(evidence.FAILURE, "reason")
+        self.environment = self._json(
+            evidence.ENVIRONMENT, "process", "versions", "hardware", "settings", "seconds"
+        )
+        self.summary = self._json(evidence.SUMMARY, *_OF_SUMMARY, "caches", "trace", "faults")
+        self.certificates = {}
+        for audit in sorted(folder.glob("audit_T*"), key=lambda f: int(f.name[7:])):
+            found = self._json(f"{audit.name}/certificate.json", "verdict", "program")
+            if found is not None:
+                self.certificates[int(audit.name[7:])] = found
+        self.passes: list[Pass] = []
+        self.owners, self.shown, self.other_ledgers = Owners(), None, 0
+        self.live: dict[str, dict[str, tuple[int, int]]] = {"entry": {}, "exit": {}}
+        self.public = 0
+        self.last_line = first
+        if (folder / evidence.STEPS).exists():
+            self._read_steps()
+        if self.summary is not None:
+            self._compare()
+
+    @property
+    def steps(self) -> list[Pass]:
+        """The decode steps."""
+        return [p for p in self.passes if p.step >= 0]
+
+    @property
+    def worst(self) -> dict[str, float]:
+        """The largest parity figure of each name, prefill passes included."""
+        found: dict[str, float] = {}
+        for p in self.passes:
+            for name, error in (p.parity or {}).items():
+                found[name] = largest(found.get(name, error), error)
+        return found
+
+    @property
+    def timed(self) -> list[float]:
+        """Seconds of the steps that the median is over: not the first, and none under trace."""
+        return [p.seconds for p in self.steps[1:] if not p.traced]
+
+    @property
+    def median_seconds(self) -> float | None:
+        """Of those steps."""
+        return statistics.median(self.timed) if self.timed else None
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether nothing is wrong; None while it is not complete."""
+        wrong = self.failure or self.faults or not all(p.passed for p in self.passes)
+        wrong = wrong or not all(c["verdict"]["ok"] for c in self.certificates.values())
+        if wrong or (self.summary and not self.summary["passed"]):
+            return False
+        return None if self.summary is None else True
+
+    @property
+    def reasons(self) -> list[str]:
+        """What went wrong, in words, besides the files themselves."""
+        found = [
+            f"{self.name}: the audit of the program of {tokens} token(s) failed"
+            for tokens, certificate in self.certificates.items()
+            if not certificate["verdict"]["ok"]
+        ]
+        bad = [p for p in self.passes if not p.passed]
+        if bad:
+            said = (bad[0].faults or ("its line says so",))[0]
+            found.append(
+                f"{self.name}: {len(bad)} of {len(self.passes)} passes failed, the first is"
+                f" {name_of(bad[0].step)}: {said}"
+            )
+        if self.summary and not self.summary["passed"]:
+            known = {f"step {p.step}: {x}" for p in bad for x in p.faults}
+            rest = [x for x in self.summary["faults"] if x not in known]
+            found += [f"{self.name}: {x}" for x in rest]
+            if not found:
+                found.append(f"{self.name}: its summary says that it failed")
+        return found
+
+    def _json(self, name: str, *fields: str) -> dict | None:
+        found, fault = read(self.folder / name, fields)
+        if fault:
+            self.faults.append(f"{self.name}/{name}: {fault}")
+        return found
+
+    def _read_steps(self) -> None:
+        unreadable = 0
+        with open(self.folder / evidence.STEPS, "rb") as f:
+            for raw in f:
+                line = raw.removesuffix(b"\n")
+                try:
+                    record = json.loads(line)
+                    if record["previous"] != self.last_line:
+                        self.faults.append(
+                            f"{self.name}: step {record['step']} does not carry the hash of the"
+                            " line before it"
+                        )
+                    self._take(record)
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    unreadable += 1
+                if raw.endswith(b"\n"):
+                    self.last_line = evidence.sha256(line)
+        if unreadable and self.failure is None:
+            self.faults.append(f"{self.name}: {unreadable} line(s) of steps.jsonl cannot be read")
+
+    def _take(self, record: dict) -> None:
+        parity = record["parity"]
+        found = Pass(
+            step=record["step"],
+            parity=None if parity is None else {n: float(x) for n, x in parity.items()},
+            seconds=record["seconds"],
+            traced=record["traced"],
+            passed=record["passed"] is True and not record["faults"],
+            faults=tuple(record["faults"]),
+            hlo=record["executable"]["hlo_sha256"],
+            moved=record["caches"]["moved"],
+            copies_agree=record["copies_agree"],
+        )
+        self.owners.count(record["ledger"])
+        for when in self.live:
+            for kind, value in record["live"][when].items():
+                size = (value["arrays"], value["bytes"]) if kind != "unaccounted" else (
+                    len(value), 0
+                )  # fmt: skip
+                self.live[when][kind] = max(size, self.live[when].get(kind, (0, 0)))
+        if found.step >= 0:
+            self.public += record["public"] is not None
+            if self.shown is None:
+                self.shown = record
+            elif record["ledger"] != self.shown["ledger"]:
+                self.other_ledgers += 1
+        self.passes.append(found)
+
+    def _compare(self) -> None:
+        """Where the summary says something else than the lines."""
+        counted = {
+            "steps": len(self.steps),
+            "passed_steps": sum(p.passed for p in self.steps),
+            "median_seconds": self.median_seconds,
+            "worst": self.worst or None,
+            "last_line": self.last_line,
+        }
+        self.faults += [
+            f"{self.name}: {said}"
+            for said in contradictions(self.summary, counted, "its lines say")
+        ]
+        for tokens, certificate in self.certificates.items():
+            ran = {p.hlo for p in self.passes if (p.step >= 0) == (tokens == 1)}
+            if ran and ran != {certificate["program"]["sha256"]}:
+                self.faults.append(
+                    f"{self.name}: passes of {tokens} token(s) ran another program than the audited"
+                )
+
+
+def read(path: pathlib.Path, fields) -> tuple[dict | None, str | None]:
+    """A JSON file that has these fields, and what is wrong if there is one that has not."""
+    if not path.exists():
+        return None, None
+    try:
+        found = evidence.read_json(path)
+    except ValueError:
+        return None, "it cannot be read"
+    missing = [n for n in fields if n not in found] if isinstance(found, dict) else list(fields)
+    return (None, f"it lacks {', '.join(missing)}") if missing else (found, None)
+
+
+def contradictions(said: dict, counted: dict, where: str) -> list[str]:
+    """What a summary says otherwise than its files; parity figures one by one."""
+    flat = [
+        {n: x for n, x in of.items() if n != "worst"}
+        | {f"worst {n}": float(x) for n, x in (of["worst"] or {}).items()}
+        for of in (said, counted)
+    ]
+    names = dict.fromkeys((*counted, *flat[0], *flat[1]))
+    return [
+        f"summary.json says {n} {flat[0].get(n)}, {where} {flat[1].get(n)}"
+        for n in names
+        if n in counted or n.startswith("worst ")
+        if str(flat[0].get(n)) != str(flat[1].get(n))
+    ]
+
+
+def largest(a: float, b: float) -> float:
+    """The larger one; what is no number is larger than any."""
+    return b if b != b or b > a else a
+
+
+def name_of(step: int) -> str:
+    """A pass in words."""
+    return f"step {step}" if step >= 0 else f"prefill pass {step}"
