@@ -54,9 +54,7 @@ def main(_):
     if FLAGS.hlo is not None and FLAGS.workdir:
         raise ValueError("workdir: expected with --topology; a saved program tells not who made it")
     cfg = QWEN25.get(FLAGS.model) or ModelConfig.from_hf(FLAGS.model)
-    if FLAGS.depth != "all" and not FLAGS.depth.isdecimal():
-        raise ValueError(f"depth: expected a number of layers or all, got {FLAGS.depth!r}")
-    interval = Interval(FLAGS.layer, cfg.L if FLAGS.depth == "all" else int(FLAGS.depth))
+    interval = Interval(FLAGS.layer, cli.depth(FLAGS.depth, cfg.L))
     choice = FLAGS.temperature, FLAGS.top_k, FLAGS.top_p, FLAGS.repetition_penalty
     sampling = Sampling(*choice)
     check = audit_topology if FLAGS.topology else audit_saved

@@ -8,7 +8,7 @@ violation planted in them (must be found, for its reason), and changes honest pr
 mechanically wherever it can (every mutant must be caught, every neutral change must stay clean;
 of a whole model's transfers every tenth is made). With --topology the programs
 are those of GPUs that are not there; planted programs that XLA cannot compile for them are listed
-as such. Cost: seven minutes on two cores, most of it for the mutants.
+as such. Cost: some ten minutes on two cores, most of it for the mutants.
 
 Expected: no honest program flagged, no planted one missed, a kill rate of 100 %. Exit code 1
 otherwise.

@@ -7,8 +7,8 @@ Each start loads the weights, compiles, audits, prefills its own prompt and deco
 unsharded reference beside it. Cost with the packaged tiny model: about a minute on two cores. A run
 that was cut off goes on with --resume; a start that failed stays in the folder as failed.
 
-Expected: "250 of 250 audited steps passed over 5 cold start(s)". `python -m experiments.verify
-RUN_DIR` checks the folder again. docs/EVIDENCE.md says what is in it.
+Expected: "250/250: 250 of 250 audited steps passed over 5 cold starts". The folder is checked again
+by `python -m experiments.verify RUN_DIR`; docs/EVIDENCE.md says what is in it.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ from absl import flags
 from tqdm import tqdm
 
 from experiments import run_flags
-from fcjax import baseline, cli, cold_starts, evidence
+from fcjax import balance, baseline, cli, cold_starts, evidence, report
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(run_flags)
@@ -49,7 +49,8 @@ def main(_):
         folder = cold_starts.create(workdir, job)
     with evidence.lock(folder) as lock:
         if not cold_starts.is_finished(folder):
-            print(f"evidence: {folder}\nbaseline: {baseline.words(job.baseline)}", flush=True)
+            print(f"evidence: {folder}\nbaseline: {baseline.words(job.baseline)}")
+            print(f"{balance.table(job.model(), job.batch, job.slots)}\n", flush=True)
             for name in cold_starts.tidy(folder, job):
                 print(f"put aside: {folder / name}")
             try:
@@ -57,6 +58,7 @@ def main(_):
             except cold_starts.StartFailed as e:
                 if e.exit_code == 2:
                     raise ValueError(f"start: {e}; go on with --resume --workdir={folder}") from e
+                report.write(folder)  # it shows what there is
                 print(f"A start failed: {e}\nGo on with --resume --workdir={folder}")
                 return 1
             except KeyboardInterrupt:
@@ -104,7 +106,7 @@ def show(folder: pathlib.Path) -> int:
         print(f"start {s['start']}: {s['passed_steps']}/{s['steps']} steps {passed}  {worst}")
     for f in found["failed_starts"]:
         print(f"{f['folder']}: {f['steps_recorded']} steps recorded, then {f['reason']}")
-    print(found["verdict"])
+    print(f"{found['passed_steps']}/{found['asked']}: {found['verdict']}")
     if found["median_seconds"] is not None:
         print(
             f"speed: {found['median_seconds']:.4f} s a step (median); recording took"

@@ -19,7 +19,7 @@ from absl import flags
 from tqdm import tqdm
 
 from experiments import run_flags
-from fcjax import audit, baseline, boundaries, cli, cold_starts, devices, evidence
+from fcjax import audit, balance, baseline, boundaries, cli, cold_starts, devices, evidence
 from fcjax.ownership import make_mesh
 from fcjax.run import Start
 
@@ -37,12 +37,8 @@ def main(_):
 
     print("The interval, and what each node owns behind each operator:\n")
     print(boundaries.table(model, job.batch, 1))
-    held, whole = model.layer_bytes(job.interval.first)
-    print(
-        f"\nA node holds {held / 2**20:.1f} MiB of layer {job.interval.first}'s"
-        f" {whole / 2**20:.1f} MiB of weights ({held / whole:.4f}; 1/{job.nodes} is"
-        f" {1 / job.nodes:.4f})."
-    )
+    print("\nWhat each node holds and does:\n")
+    print(balance.table(model, job.batch, job.slots))
 
     folder = cold_starts.create(workdir, job)
     with evidence.lock(folder):

@@ -148,8 +148,6 @@ def check_flags() -> None:
         raise ValueError("evidence: expected --prompt or --messages with it, got --interactive")
     if FLAGS.evidence is not None and os.path.lexists(FLAGS.evidence):
         raise ValueError(f"evidence: expected a new folder, got an existing one ({FLAGS.evidence})")
-    if FLAGS.depth != "all" and not FLAGS.depth.isdecimal():
-        raise ValueError(f"depth: expected all, or a number of layers, got {FLAGS.depth!r}")
 
 
 def setup() -> Setup:
@@ -164,7 +162,7 @@ def setup() -> Setup:
         top_p=FLAGS.top_p,
         repetition_penalty=FLAGS.repetition_penalty,
     )
-    interval = Interval(FLAGS.layer, cfg.L if FLAGS.depth == "all" else int(FLAGS.depth))
+    interval = Interval(FLAGS.layer, cli.depth(FLAGS.depth, cfg.L))
     plan, mesh, dtype = Plan(cfg, FLAGS.nodes), make_mesh(FLAGS.nodes), jnp.dtype(FLAGS.dtype)
     model = Model(plan, interval, mesh, dtype, settings.sampling)
     default = settings.max_new_tokens or MAX_NEW_TOKENS

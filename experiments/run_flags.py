@@ -5,7 +5,7 @@ import sys
 
 from absl import flags
 
-from fcjax import baseline, checkpoint, cold_starts, hub, parity
+from fcjax import baseline, checkpoint, cli, cold_starts, hub, parity
 from fcjax.evidence import plain
 from fcjax.job import Job
 from fcjax.model import Interval
@@ -40,7 +40,7 @@ def job(command: str, prompts: list[str], starts: int, stop_at_eos: bool) -> Job
     source, text = checkpoint.open_folder(folder), Text(folder)
     encoded = [((p, tuple(text.encode(p)[0].tolist())),) for p in prompts]
     longest = max(len(rows[0][1]) for rows in encoded)
-    depth = _depth(source.cfg.L)
+    depth = cli.depth(FLAGS.depth, source.cfg.L)
     made = dict(
         command=command,
         flags=flag_values(),
@@ -68,23 +68,18 @@ def flag_values() -> dict:
     return plain({f.name: f.value for f in FLAGS.get_key_flags_for_module(sys.argv[0])})
 
 
-def _depth(layers: int) -> int:
-    if FLAGS.depth == "all":
-        return layers
-    if not FLAGS.depth.isdigit():
-        raise ValueError(f"depth: expected a number of layers or all, got {FLAGS.depth!r}")
-    return int(FLAGS.depth)
-
-
 def _hardware() -> str:
-    """The nodes' devices in words; asks a process of its own, as each start has to be the first."""
+    """The kinds of the nodes' devices, how many there are being another axis.
+
+    Asks a process of its own, as each start has to be the first.
+    """
     if FLAGS.platform == "cpu":
-        return f"{FLAGS.nodes} emulated nodes on one CPU, sharing its memory"
+        return "emulated nodes on one CPU, sharing its memory"
     code = (
         "import sys, jax; from fcjax import devices, cli;"
         f"devices.use('{FLAGS.platform}', {FLAGS.nodes});"
         f"kinds = [d.device_kind for d in jax.devices()[:{FLAGS.nodes}]];"
-        "print(', '.join(f'{kinds.count(k)} x {k}' for k in dict.fromkeys(kinds)))"
+        "print(', '.join(dict.fromkeys(kinds)))"
     )
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if asked.returncode:

@@ -8,8 +8,8 @@ the step before it, and counts the figures again; with --recompute so many steps
 are run again with the model's weights and their numbers compared. Cost: seconds; with --recompute
 what decoding up to those steps costs.
 
-Expected: "verified: 250 of 250 audited steps passed ...". Exit code 0: verified. 1: not verified,
-with file, line and field of every fault. 2: no run folder, or other weights than the run's.
+Expected: "verified, 250/250: 250 of 250 audited steps passed ...". Exit code 0: verified. 1: not
+verified, with file, line and field of every fault. 2: no run folder, or other weights than its.
 """
 
 from absl import flags
@@ -59,7 +59,7 @@ def main(argv):
     print(f"baseline: {baseline.words(check.job.baseline)}")
     print("what this does not show:")
     print("\n".join(f"  - {limit}" for limit in check.job.limits))
-    print(f"verified: {found['verdict']}")
+    print(f"verified, {found['passed_steps']}/{found['asked']}: {found['verdict']}")
     return 0
 
 

@@ -41,9 +41,9 @@ def shares(model: Model, batch: int, slots: int) -> list[Share]:
         own = lambda dim, node=node: len(plan.split(dim).owned(node))  # noqa: E731
         held = owned = work = 0
         for path, dims in reference.param_dims(cfg).items():
-            target = model.param(path)
-            cut = model.cut(path)
-            held += math.prod(target.sharding.shard_shape(target.shape))
+            cuts = model.cuts(path)
+            cut = cuts[path.rpartition(".")[2]]
+            held += math.prod(plan.weight_shape(path, cuts)) // (plan.nodes if cut else 1)
             mine = math.prod(own(d) if d == cut else cfg.size(d) for d in dims)
             owned += mine
             if len(dims) > 1 and not path.endswith("bias") and (path != "embed" or cfg.tied):

@@ -12,7 +12,8 @@ are recorded apart. Here they are one class, `parameters`, and the rule is stric
 - Emulated nodes, devices of one process that share one memory, are hardware and not deployment:
   they are a step back from two GPUs, no boundary that a run could claim to have advanced. The
   difference is listed, with these words.
-- Steps and cold starts are how much evidence there is. They are listed as `amount` and are no axis.
+- Steps and cold starts are how much evidence there is. They are listed as `amount` and are no axis;
+  of the context, therefore, the longest prompt is compared.
 - What the published experiment does not state counts as no difference.
 """
 
@@ -32,9 +33,9 @@ _SEED = {
     "parameters": {
         "model": {k: v for k, v in vars(QWEN25["1.5b"]).items() if k != "dtype"},
         "weights": NOT_STATED,
-        "hardware": "2 x NVIDIA L4 in one pod",
+        "hardware": "NVIDIA L4",
         "dtype": NOT_STATED,
-        "context length": NOT_STATED,
+        "prompt tokens": NOT_STATED,
         "batch": NOT_STATED,
         "first layer": NOT_STATED,
         "sampling": NOT_STATED,
@@ -46,7 +47,6 @@ _SEED = {
 def describe(job: Job) -> dict:
     """A run in the terms in which runs are compared."""
     model = job.model()
-    sampling = job.sampling
     return plain({
         "depth": {"depth": "all" if model.whole else job.interval.depth},
         "nodes": {"nodes": job.nodes},
@@ -56,10 +56,11 @@ def describe(job: Job) -> dict:
             "weights": job.weights_sha256,
             "hardware": job.hardware,
             "dtype": job.dtype,
-            "context length": job.length,
+            "prompt tokens": job.length - job.steps,
             "batch": job.batch,
-            "first layer": job.interval.first,
-            "sampling": [sampling.temperature, sampling.top_k, sampling.top_p],
+            # A whole model begins at its first layer; that is its depth and no difference beside.
+            "first layer": NOT_STATED if model.whole else job.interval.first,
+            "sampling": vars(job.sampling),
         },
         "amount": {"cold starts": job.cold_starts, "steps": job.steps},
     })  # fmt: skip
@@ -71,7 +72,7 @@ def compare(described: dict, here: dict) -> list[dict]:
     for kind, values in described.items():
         for what, there in values.items():
             got = here[kind][what]
-            if there in (got, NOT_STATED):
+            if there == got or NOT_STATED in (there, got):
                 continue
             if what == "model":
                 there, got = _different_sizes(there, got)

@@ -219,6 +219,7 @@ class Step:
       index: 0, 1, ... for decode steps; the prefill passes before them count up to -1.
       tokens_in: int32 [B, T]; T = 1 in a decode step. A row's chunk is filled up with token 0.
       pos: int32 [B].
+      own: bool [B, T], which tokens are the row's own; the others fill its chunk up.
       output: what is still on the nodes.
       tokens_out: int32 [B, 1]; None in prefill.
     """
@@ -226,6 +227,7 @@ class Step:
     index: int
     tokens_in: np.ndarray
     pos: np.ndarray
+    own: np.ndarray
     output: Output
     tokens_out: np.ndarray | None
 
@@ -289,10 +291,12 @@ def decode(decoder: Decoder, prompts, steps: int, eos=(), cached_B=None) -> Iter
             f" got {cached_B}"
         )
     passes = chunks(prompts, decoder.programs.chunk, cached_B)
+    ends_B = np.array([len(p) - 1 for p in prompts], np.int32)
     for index, (tokens_BT, pos_B) in enumerate(passes, start=-len(passes)):
-        yield Step(index, tokens_BT, pos_B, decoder.step(tokens_BT, pos_B), None)
-    tokens_in = np.array([[p[-1]] for p in prompts], np.int32)
-    tokens, pos_B = tokens_in, np.array([len(p) - 1 for p in prompts], np.int32)
+        own_BT = pos_B[:, None] + np.arange(tokens_BT.shape[1])[None] < ends_B[:, None]
+        yield Step(index, tokens_BT, pos_B, own_BT, decoder.step(tokens_BT, pos_B), None)
+    tokens_in, pos_B = np.array([[p[-1]] for p in prompts], np.int32), ends_B
+    tokens, own_B1 = tokens_in, np.ones((batch, 1), bool)
     decoder.seen[:] = False
     for row, prompt in enumerate(prompts):
         decoder.seen[row, prompt] = True
@@ -303,7 +307,7 @@ def decode(decoder: Decoder, prompts, steps: int, eos=(), cached_B=None) -> Iter
         if tokens_out.max() >= decoder.programs.model.plan.cfg.V:
             raise FloatingPointError(f"step {index}: expected a number among the logits of a row")
         decoder.seen[np.arange(batch), tokens_out[:, 0]] = True
-        yield Step(index, tokens_in, pos_B, output, tokens_out)
+        yield Step(index, tokens_in, pos_B, own_B1, output, tokens_out)
         ended |= np.isin(tokens_out[:, 0], list(eos))
         if ended.all():
             return

@@ -34,6 +34,9 @@ class Live:
         if oracle is not None:
             leaves = jax.tree.leaves(oracle.model)
             self._fixed |= {id(a): ("reference", a.nbytes) for a in leaves}
+        self._totals: dict[str, list[int]] = {}
+        for kind, size in self._fixed.values():
+            _count(self._totals, kind, size)
         known = self._fixed.keys() | self._passing({}).keys()
         # No state of this run existed yet, so what is alive now cannot be it. By weak reference:
         # the number of an array that is gone may be another's.
@@ -45,7 +48,8 @@ class Live:
         values = [model.value(name, *size) for name in names for size in sizes]
         values += model.cache(programs.batch, programs.slots)
         # Shapes of a node's shards of state, and shapes in which a node would hold all of one.
-        self._shards = {_shard_shape(v) for v in values if v.dtype == model.dtype}
+        self._shards = {v.sharding.shard_shape(v.shape) for v in values if v.dtype == model.dtype}
+        self._layouts: dict = {}
         self._small = max(programs.batch * programs.chunk, 1)
         self._whole = set()
         for batch, tokens in sizes:
@@ -72,47 +76,54 @@ class Live:
         Args:
           values: of the pass so far, by name.
         """
-        known = self._passing(values)
+        known, alive = self._passing(values), jax.live_arrays()
+        rest = [a for a in alive if id(a) not in self._fixed]
         classes: dict[str, list[int]] = {}
+        if len(alive) - len(rest) == len(self._fixed):
+            classes = {kind: list(entry) for kind, entry in self._totals.items()}
+        else:  # some are gone
+            for kind, size in (self._fixed[id(a)] for a in alive if id(a) in self._fixed):
+                _count(classes, kind, size)
         unaccounted = []
-        for array in jax.live_arrays():
-            number = id(array)
-            fixed = self._fixed.get(number)
-            if fixed is None:
-                shape = _shard_shape(array)
-                kind = known.get(number) or self._stray(array, shape)
-                if kind not in _MAY_BE_COMPLETE and len(shape) > 1 and shape in self._whole:
-                    kind = None
-                fixed = kind, array.nbytes
-            kind, size = fixed
-            if kind is None:
+        for array in rest:
+            stray, whole, size = self._by_layout(array)
+            kind = known.get(id(array)) or self._from_before(array) or stray
+            if kind is None or (whole and kind not in _MAY_BE_COMPLETE):
                 where = sorted(d.id for d in array.devices())
                 unaccounted.append({
                     "shape": list(array.shape), "dtype": array.dtype.name, "devices": where,
                 })  # fmt: skip
-                continue
-            entry = classes.setdefault(kind, [0, 0])
-            entry[0] += 1
-            entry[1] += size
+            else:
+                _count(classes, kind, size)
         found = {k: {"arrays": n, "bytes": size} for k, (n, size) in sorted(classes.items())}
         return found | {"unaccounted": unaccounted}
 
-    def _stray(self, array, shape) -> str | None:
-        """The class of an array that belongs to no pass that is running."""
+    def _from_before(self, array) -> str | None:
         before = self._before.get(id(array))
-        if before is not None and before() is array:
-            return "before_the_run"
-        if shape in self._shards:
-            return "earlier_shards"
-        if array.size <= self._small and not jax.numpy.issubdtype(array.dtype, jax.numpy.floating):
-            return "public"
-        return None
+        return "before_the_run" if before is not None and before() is array else None
+
+    def _by_layout(self, array) -> tuple[str | None, bool, int]:
+        """What its layout tells of an array: the class if no pass has it, is it whole, bytes."""
+        sharding = array.sharding
+        single = isinstance(sharding, jax.sharding.SingleDeviceSharding)
+        key = array.shape, array.dtype, None if single else sharding
+        if key not in self._layouts:
+            shape = array.shape if single else sharding.shard_shape(array.shape)
+            number = jax.numpy.issubdtype(array.dtype, jax.numpy.floating)
+            kind = None
+            if shape in self._shards:
+                kind = "earlier_shards"
+            elif array.size <= self._small and not number:
+                kind = "public"
+            whole = len(shape) > 1 and shape in self._whole
+            self._layouts[key] = kind, whole, array.nbytes
+        return self._layouts[key]
 
 
-def _shard_shape(array) -> tuple[int, ...]:
-    if isinstance(array.sharding, jax.sharding.SingleDeviceSharding):
-        return array.shape
-    return array.sharding.shard_shape(array.shape)
+def _count(classes: dict[str, list[int]], kind: str, size: int) -> None:
+    entry = classes.setdefault(kind, [0, 0])
+    entry[0] += 1
+    entry[1] += size
 
 
 def _of(free, dims):

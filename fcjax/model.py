@@ -15,7 +15,6 @@ the prompts (prefill): the same operators, without the head and the choice of a 
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 
 import jax
@@ -238,7 +237,7 @@ class Model:
 
     def param(self, path: str) -> jax.ShapeDtypeStruct:
         """Padded shape, type and sharding of a parameter."""
-        cuts = self._cuts(path)
+        cuts = self.cuts(path)
         return self._abstract(self.plan.weight_shape(path, cuts), self.plan.weight_spec(path, cuts))
 
     def params(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -253,17 +252,6 @@ class Model:
             for name in ("cache_k", "cache_v")
         )
 
-    def layer_bytes(self, layer: int) -> tuple[int, int]:
-        """Bytes of a layer's parameters that a node holds, padding included, and of the layer."""
-        paths = layers.paths(layer)
-        held = sum(
-            math.prod(t.sharding.shard_shape(t.shape)) * t.dtype.itemsize
-            for t in map(self.param, paths)
-        )
-        shapes = reference.param_shapes(self.plan.cfg)
-        whole = sum(math.prod(shapes[path]) for path in paths) * jnp.dtype(self.dtype).itemsize
-        return held, whole
-
     def init_cache(self, batch: int, length: int) -> list[tuple[jax.Array, ...]]:
         """An empty cache for every layer, made where its owner is."""
         return [
@@ -271,11 +259,7 @@ class Model:
             for _ in range(self.plan.cfg.L)
         ]
 
-    def cut(self, path: str) -> str | None:
-        """The dimension along which a parameter is cut; None if every node holds all of it."""
-        return self._cuts(path)[path.rpartition(".")[2]]
-
-    def _cuts(self, path: str) -> dict[str, str | None]:
+    def cuts(self, path: str) -> dict[str, str | None]:
         """The interval's cut for what the interval reads, tensor parallelism's for the rest."""
         everywhere = ("embed", "head")  # tables are cut by columns for either
         inside = path in everywhere or path in self._sharded_paths

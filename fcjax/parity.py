@@ -83,10 +83,13 @@ class Oracle:
         return jax.device_get(found)
 
 
-def compare(shards: dict[str, np.ndarray], oracle: dict[str, np.ndarray]) -> dict[str, float]:
+def compare(
+    shards: dict[str, np.ndarray], oracle: dict[str, np.ndarray], own_BT=None
+) -> dict[str, float]:
     """Parity figure of residual, q, k, v and logits, of those that there are.
 
-    A row is one token of one prompt.
+    A row is one token of one prompt; with `own_BT` only those where it is true, at least one: what
+    fills a chunk up is nobody's state.
     """
 
     def parts(values):
@@ -96,8 +99,13 @@ def compare(shards: dict[str, np.ndarray], oracle: dict[str, np.ndarray]) -> dic
             q, k, v = np.split(qkv, [qkv.shape[3] - 2, qkv.shape[3] - 1], axis=3)
             values |= {"q": q, "k": k, "v": v}
         order = [n for n in ("residual", "q", "k", "v", "logits") if n in values]
-        lead = {n: 1 if n == "logits" else 2 for n in order}
-        return {n: values[n].reshape(math.prod(values[n].shape[: lead[n]]), -1) for n in order}
+        return {n: rows(n, values[n]) for n in order}
+
+    def rows(name, value):
+        if name == "logits":
+            return value
+        flat = value.reshape(math.prod(value.shape[:2]), -1)
+        return flat if own_BT is None else flat[own_BT.reshape(-1)]
 
     ours, theirs = parts(shards), parts(oracle)
     return {name: row_error(ours[name], ref) for name, ref in theirs.items()}

@@ -133,7 +133,7 @@ class Recorder:
     def _caches(self) -> dict:
         addresses = [
             [[_address(s) for s in array.addressable_shards] for array in layer]
-            for layer in self._decoder.caches
+            for layer in (self._decoder.caches[i] for i in self._job.interval.layers)
         ]
         moved = self._addresses is not None and addresses != self._addresses
         self._addresses = addresses

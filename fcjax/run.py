@@ -163,7 +163,8 @@ class Start:
         shards = step.output.shards(self.job.cfg)
         figures = None
         if self._oracle is not None:
-            figures = parity.compare(shards, self._oracle.step(step.tokens_in, step.pos))
+            reference = self._oracle.step(step.tokens_in, step.pos)
+            figures = parity.compare(shards, reference, step.own)
         agree = None if self.model.whole else step.output.copies_agree(shards)
         line = self.recorder.record(step, shards, figures, agree, traced)
         # So that no complete value of this pass is left when the next one enters the interval.

@@ -73,7 +73,8 @@ def of_run(folder, job: Job) -> dict:
     compared = "compared with the unsharded reference" if job.compared else "not compared"
     return {
         "verdict": f"{passed_steps} of {recorded} audited steps passed over {job.cold_starts} cold"
-        f" start(s), {compared}" + ("" if passed else "; the run FAILED"),
+        f" start{'s' if job.cold_starts > 1 else ''}, {compared}"
+        + ("" if passed else "; the run FAILED"),
         "passed": passed,
         "asked": job.cold_starts * job.steps,
         "recorded": recorded,

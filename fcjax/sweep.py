@@ -14,7 +14,7 @@ import statistics
 
 import numpy as np
 
-from fcjax import parity
+from fcjax import balance, parity
 from fcjax.audit import wire
 from fcjax.boundaries import boundaries
 from fcjax.decode import Decoder, Programs, decode
@@ -32,6 +32,7 @@ class Point:
       collectives: inside the interval, in one decode step.
       sent: bytes that a node sends for them in a step and row, read from the audited HLO.
       planned: the same by the closed formula.
+      work: the largest share of the multiply-adds that a node has, over an even one.
       parity: largest |out - ref| / |ref| of any value and step, against the unsharded reference.
       milliseconds: of each decode step but the first.
       tokens: the greedy text.
@@ -44,6 +45,7 @@ class Point:
     collectives: int
     sent: float
     planned: float
+    work: float
     parity: float
     milliseconds: list[float]
     tokens: list[int]
@@ -69,13 +71,14 @@ def measure(model: Model, source, oracle: parity.Oracle, prompt_T, steps: int) -
     worst, seconds, tokens = 0.0, [], []
     for step in decode(decoder, [prompt_T], steps):
         shards = step.output.shards(source.cfg)
-        figures = parity.compare(shards, oracle.step(step.tokens_in, step.pos))
+        figures = parity.compare(shards, oracle.step(step.tokens_in, step.pos), step.own)
         worst = max(worst, *figures.values())
         if step.index >= 0:
             tokens.append(int(step.tokens_out[0, 0]))
             seconds.append(step.output.seconds)
     verdict, N = programs.audits[1], model.plan.nodes
     item = np.dtype(np.float32).itemsize
+    work = [s.work for s in balance.shares(model, 1, programs.slots)]
     return Point(
         nodes=N,
         depth=model.interval.depth,
@@ -84,6 +87,7 @@ def measure(model: Model, source, oracle: parity.Oracle, prompt_T, steps: int) -
         collectives=len(verdict.before),
         sent=wire.sent_bytes(verdict.before, N),
         planned=item * sum(c.sent for b in boundaries(model, 1, 1) for c in b.collectives),
+        work=max(work) * N / sum(work),
         parity=worst,
         milliseconds=[1e3 * s for s in seconds[1:]],
         tokens=tokens,
@@ -103,12 +107,12 @@ def passed(points: list[Point]) -> bool:
 
 def table(points: list[Point]) -> str:
     """The points as text."""
-    rows = [("nodes", "depth", "audit", "collectives", "bytes sent", "planned", "parity",
+    rows = [("nodes", "depth", "audit", "collectives", "bytes sent", "planned", "work", "parity",
              "median ms", "min .. max", "text")]  # fmt: skip
     for p in points:
         spread = f"{min(p.milliseconds):.1f} .. {max(p.milliseconds):.1f}"
         text = "the same" if p.tokens == points[0].tokens else "ANOTHER"
-        sizes = f"{p.sent:.0f}", f"{p.planned:.0f}"
+        sizes = f"{p.sent:.0f}", f"{p.planned:.0f}", f"{p.work:.2f}"
         figures = f"{p.parity:.1e}", f"{p.median:.1f}", spread, text
         rows.append((str(p.nodes), str(p.depth), p.audit, str(p.collectives), *sizes, *figures))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -176,11 +176,12 @@ class Lines:
         self.faults.expect(where, {"caches": {"addresses": addresses, "moved": False}},
                            {"caches": found})  # fmt: skip
         flat = [a for layer in found["addresses"] for buffers in layer for a in buffers]
-        if len(flat) != job.cfg.L * 2 * job.nodes or len(set(flat)) != len(flat):
+        count = job.interval.depth * 2 * job.nodes
+        if len(flat) != count or len(set(flat)) != len(flat):
             self.faults.add(
                 where,
-                f"field caches.addresses: expected {job.cfg.L * 2 * job.nodes} different ones, got"
-                f" {len(set(flat))} of {len(flat)}",
+                f"field caches.addresses: expected {count} different ones, got {len(set(flat))} of"
+                f" {len(flat)}",
             )
 
     def _live(self, line, where: str) -> None:

@@ -37,7 +37,7 @@ def job(model, ids=((3, 4, 5), (7, 8)), steps=3, **changes) -> Job:
         "interval": Interval(0),
         "sampling": Sampling(),
         "platform": "cpu",
-        "hardware": "2 emulated nodes on one CPU, sharing its memory",
+        "hardware": "emulated nodes on one CPU, sharing its memory",
         "dtype": "float32",
         "length": max(map(len, ids)) + steps,
         "cold_starts": len(ids),
@@ -82,7 +82,7 @@ def write_lines(path, lines: list[dict], run_json: bytes) -> str:
 
 
 def reseal(folder: pathlib.Path, page=False) -> None:
-    """What somebody does who knows how the hashes are made: chains, summaries, manifest; and `page`."""
+    """What one does who knows the hashes: chains, summaries, manifest, and if `page` the page."""
     run_json = (folder / "run.json").read_bytes()
     total = json.loads((folder / "summary.json").read_text())
     for start in sorted(folder.glob("start_?")):

@@ -11,7 +11,7 @@ from fcjax.job import Job
 from fcjax.model import Interval
 from fcjax.sampling import Sampling
 
-L4 = "2 x NVIDIA L4 in one pod"
+L4 = "NVIDIA L4"
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_one_axis_is_recorded_with_all_that_differs_on_it(seed_job, axis):
     what = {
         "depth": ["depth"],
         "nodes": ["nodes"],
-        "parameters": ["model", "dtype", "context length"],
+        "parameters": ["model", "dtype", "prompt tokens"],
     }
     assert [d["what"] for d in found["differences"]] == what[axis]
     if axis == "nodes":
@@ -77,7 +77,7 @@ def test_the_axis_that_was_named_must_be_the_one(seed_job):
 
 
 def test_how_much_evidence_there_is_is_no_axis(seed_job):
-    here = dataclasses.replace(seed_job, steps=10, nodes=3)
+    here = dataclasses.replace(seed_job, steps=10, length=60, nodes=3)
     found = against(seed_job, here)
     assert found["axis"] == "nodes"
     assert {"class": "amount", "what": "steps", "baseline": 50, "here": 10} in found["differences"]
@@ -85,7 +85,7 @@ def test_how_much_evidence_there_is_is_no_axis(seed_job):
 
 def test_emulated_nodes_are_other_hardware_and_said_so(seed_job):
     here = dataclasses.replace(
-        seed_job, platform="cpu", hardware="2 emulated nodes on one CPU, sharing its memory"
+        seed_job, platform="cpu", hardware="emulated nodes on one CPU, sharing its memory"
     )
     found = baseline.against(here, "seed", baseline.seed())
     assert found["axis"] == "parameters"
@@ -97,4 +97,6 @@ def test_emulated_nodes_are_other_hardware_and_said_so(seed_job):
 def test_the_whole_model_is_one_depth_whatever_its_layers(seed_job):
     whole = dataclasses.replace(seed_job, interval=Interval(0, 28))
     assert baseline.describe(whole)["depth"] == {"depth": "all"}
+    # It begins at layer 0 and not at 12, which is no second difference.
+    assert [d["what"] for d in against(seed_job, whole, "depth")["differences"]] == ["depth"]
     assert baseline.words(baseline.none()) == "none: this run is its own baseline"

@@ -102,7 +102,7 @@ def test_every_end_is_said_and_the_run_goes_on(cut_off):
     assert f"--resume --workdir={folder}" in killed[1]
     assert complete[0] == 0, complete
     total = 2 * STEPS
-    assert f"{total} of {total} audited steps passed over 2 cold start(s)" in complete[1]
+    assert f"{total} of {total} audited steps passed over 2 cold starts" in complete[1]
 
 
 def test_no_step_counts_twice_and_no_failed_start_is_hidden(cut_off):
@@ -132,7 +132,7 @@ def test_it_is_verified_and_its_steps_run_again(cut_off):
     folder, _, _ = cut_off
     code, out, err = ended(program("verify", folder, "--recompute=3"))
     assert code == 0, out + err
-    assert "verified: 200 of 200 audited steps passed" in out
+    assert "verified, 200/200: 200 of 200 audited steps passed" in out
     assert "3 compared bit for bit" in out and "It is not a confidentiality guarantee" in out
 
 

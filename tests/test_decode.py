@@ -113,6 +113,14 @@ def test_end_of_text_stops_the_loop_when_every_row_has_ended():
     assert [s.tokens_out[:, 0].tolist() for s in steps[1:]] == free[: last + 1]
 
 
+def test_a_step_says_which_tokens_are_the_rows_own():
+    _, decoder = make_decoder(TINY, 2, Interval(0, LAYERS), 30, batch=3)
+    steps = list(decode(decoder, [np.arange(11), np.arange(1), np.arange(6)], 1))
+    assert [s.own.sum(axis=1).tolist() for s in steps] == [[8, 0, 5], [2, 0, 0], [1, 1, 1]]
+    assert [s.own.shape for s in steps] == [(3, 8), (3, 8), (3, 1)]
+    assert steps[1].own[0].tolist() == [True, True] + [False] * 6
+
+
 def test_each_step_takes_what_the_last_one_gave():
     _, decoder = make_decoder(TINY, 2, Interval(0, LAYERS), 30)
     steps = list(decode(decoder, [np.arange(11)], 5))
@@ -131,7 +139,7 @@ def test_every_pass_is_within_the_bound_of_the_reference(interval):
     prompts = [np.arange(100, 119), np.arange(7, 10)]
     for step in decode(decoder, prompts, 6):
         shards = step.output.shards(source.cfg)
-        figures = parity.compare(shards, oracle.step(step.tokens_in, step.pos))
+        figures = parity.compare(shards, oracle.step(step.tokens_in, step.pos), step.own)
         assert figures.keys() >= {"residual"} and ("logits" in figures) == (step.index >= 0)
         assert max(figures.values()) <= parity.BOUND["float32"], (step.index, figures)
         assert step.output.copies_agree(shards)

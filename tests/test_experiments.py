@@ -177,7 +177,7 @@ def test_benchmark_prints_every_peer():
     result = start("experiments.benchmark", "--rounds=1", "--context=16")
     assert result.returncode == 0, result.stderr
     for words in (
-        "unsharded Flax layer", "sharded layer", "tensor parallel layer", "unsharded Flax",
-        "one audited layer", "transformers on torch", "floor:",
+        "unsharded Flax layer", "layer on shards", "tensor parallel layer", "unsharded Flax",
+        "every layer on shards", "transformers on torch", "floor:",
     ):  # fmt: skip
         assert words in result.stdout

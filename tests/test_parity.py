@@ -87,6 +87,17 @@ def test_compare_has_a_row_for_each_token():
     assert parity.compare(wrong, right)["residual"] == pytest.approx(1)
 
 
+def test_compare_leaves_out_what_is_nobodys():
+    right = values(B=2, T=3)
+    wrong = {n: x.copy() for n, x in right.items()}
+    wrong["residual"][1, 2] *= 2
+    wrong["qkv"][0, 1] *= 2
+    own = np.array([[True, False, True], [True, True, False]])
+    assert set(parity.compare(wrong, right, own).values()) == {0}
+    assert parity.compare(wrong, right, ~own)["residual"] == pytest.approx(1)
+    assert parity.compare(wrong, right, ~own)["logits"] == 0
+
+
 @pytest.mark.parametrize("first, depth", [(0, 1), (1, 2), (0, 4)])
 def test_oracle(tmp_path, first, depth):
     cfg, end = models.UNTIED, first + depth

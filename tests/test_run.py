@@ -29,7 +29,7 @@ def test_a_start_without_a_reference_says_that_nothing_was_compared(model, tmp_p
     assert all(x["parity"] is None and "reference" not in x["live"]["exit"] for x in lines)
     summary = read(folder, "start_0/summary.json")
     assert summary["worst"] is None and summary["caches"]["layers"] is None
-    assert read(folder, "summary.json")["verdict"].endswith("cold start(s), not compared")
+    assert read(folder, "summary.json")["verdict"].endswith("cold start, not compared")
     assert "The numbers were not compared with an unsharded reference." in job.limits
 
 

@@ -40,7 +40,7 @@ def test_a_sweep(program, tmp_path):
     html.parser.HTMLParser().feed(page)
 
 
-POINT = sweep.Point(2, 1, "clean", True, 8, 100.0, 100.0, 1e-7, [1.0, 2.0], [5, 6])
+POINT = sweep.Point(2, 1, "clean", True, 8, 100.0, 100.0, 1.2, 1e-7, [1.0, 2.0], [5, 6])
 
 
 @pytest.mark.parametrize(

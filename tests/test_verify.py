@@ -287,8 +287,8 @@ EDITS = {
         "line 3: field caches.addresses[0][0][0]",
     ),
     "caches in one place": (
-        lambda lines: [x["caches"].update(addresses=[[[1, 1]] * 2] * 3) for x in lines],
-        "field caches.addresses: expected 12 different ones",
+        lambda lines: [x["caches"].update(addresses=[[[1, 1]] * 2]) for x in lines],
+        "field caches.addresses: expected 4 different ones",
     ),
     "complete at entry": (
         lambda lines: lines[2]["live"]["entry"].update(complete={"arrays": 1, "bytes": 184}),

@@ -62,14 +62,9 @@ def collectives(text: str, contract, only_exchanges: bool = False) -> Iterator[M
             changed = replace(text, v, new)
             yield kind, v.name, with_computation(changed, more) if more else changed
     for v in exchanges:
-        before = [w for w in exchanges[: exchanges.index(v)] if w.shape == v.shape]
-        others = [
-            w.operand for w in before if mutate_exchanges.combine(text, w)
-            != mutate_exchanges.combine(text, v)
-        ]  # fmt: skip
-        for kind, new, more in mutate_exchanges.mutants(
-            text, v, shapes[v.operand], others, head, residual
-        ):
+        others = mutate_exchanges.others(text, v, exchanges[: exchanges.index(v)])
+        what = text, v, shapes[v.operand], others, head, residual
+        for kind, new, more in mutate_exchanges.mutants(*what):
             changed = replace(text, v, new)
             yield f"exchange: {kind}", v.name, with_computation(changed, more) if more else changed
     for v in [*scatters, *statistics, *exchanges, *gathers]:

@@ -15,6 +15,12 @@ def combine(text: str, v: Line) -> str:
     return re.search(rf"^%{name} .*?ROOT \S+ = \S+ ([\w-]+)\(", text, re.M | re.S)[1]
 
 
+def others(text: str, v: Line, before: list[Line]) -> list[str]:
+    """Operands of earlier exchanges of its shape that are combined in another way."""
+    fits = lambda w: w.shape == v.shape and combine(text, w) != combine(text, v)  # noqa: E731
+    return [w.operand for w in before if fits(w)]
+
+
 def mutants(
     text: str, v: Line, x: Line, others: list[str], logits: Line, residual: Line
 ) -> Iterator[tuple[str, str, str]]:

@@ -67,11 +67,9 @@ def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     model = runs.write_model(folder / "model")
     runs.record(folder / "layer", runs.job(model, steps=4), failed=1)
-    three = "3 emulated nodes on one CPU, sharing its memory"
-    job = runs.job(model, ((5, 6),), interval=Interval(0, 3), nodes=3, hardware=three)
+    job = runs.job(model, ((5, 6),), interval=Interval(0, 3), nodes=3)
     runs.record(folder / "whole", job)
-    many = "12 emulated nodes on one CPU, sharing its memory"
-    runs.record(folder / "twelve", runs.job(model, ((5, 6),), nodes=12, hardware=many))
+    runs.record(folder / "twelve", runs.job(model, ((5, 6),), nodes=12))
 
     bad = shutil.copytree(folder / "layer", folder / "failed")
     lines = runs.read_lines(bad / "start_0/steps.jsonl")
