@@ -11,7 +11,7 @@ EVIDENCE := runs/evidence
 .PHONY: demo evidence test test-newest lint audit-gpu test-report
 
 demo: $(VENV)/installed $(SMOLLM)
-	$(BIN)/python -m experiments.decode_layer --model=$(SMOLLM) \
+	$(BIN)/python -m experiments.decode_layer --model=$(SMOLLM) --nodes=3 --depth=all \
 	  --prompt="What is the capital of France?"
 
 # 250 audited steps over 5 cold starts, each its own process, then checked again from the record. A

@@ -6,6 +6,7 @@ the median over rounds and the ratio within a round.
 
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -13,11 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fcjax import audit, parity, reference
+from fcjax import audit, baseline, cold_starts, parity, reference
 from fcjax.audit import traffic
 from fcjax.boundaries import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, boundaries, share
 from fcjax.decode import Decoder
+from fcjax.job import Job
 from fcjax.model import Model
+from fcjax.run import Start
 
 
 def take_turns(peers: dict[str, Callable], rounds: int, calls: int = 3) -> dict[str, list[float]]:
@@ -219,6 +222,26 @@ def torch_step(folder, length: int) -> Callable:
         return np.asarray(out.logits)
 
     return call
+
+
+def recording(model_path: str, source, model: Model, platform: str, steps: int) -> dict:
+    """What recording costs: one start without a reference, into a folder that is thrown away.
+
+    Returns:
+      "seconds" of recording all steps, and "share" of the programs' time.
+    """
+    job = Job(
+        command="benchmark", flags={}, model_path=model_path, weights_sha256=source.digest,
+        cfg=source.cfg, nodes=model.plan.nodes, interval=model.interval, sampling=model.sampling,
+        platform=platform, hardware="", dtype=jnp.dtype(model.dtype).name,
+        length=steps + 1, cold_starts=1, steps=steps, seed=0, prompts=((("", (1,)),),),
+        compared=False, baseline=baseline.none(),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        start = Start(cold_starts.create(f"{folder}/run", job), job, 0)
+        start.prepare()
+        start.load()
+        return start.decode()["recording"]
 
 
 def step_bytes(cfg, length: int) -> int:
