@@ -22,8 +22,9 @@ evidence: $(VENV)/installed
 	  --workdir=$(EVIDENCE) $$resume
 	$(BIN)/python -m experiments.verify $(EVIDENCE) --recompute=5
 
+# Two workers: most of the time goes into compiling, which uses one core.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The layer and the audit on Python 3.12 and its newest jax. No torch: it is only an oracle.
 test-newest: .venv-3.12/installed

@@ -5,6 +5,7 @@ last: a start without one was cut off.
 """
 
 import os
+import pathlib
 import resource
 import sys
 import tempfile
@@ -92,7 +93,7 @@ class Start:
             {
                 "start": self.index,
                 "attempt": self.attempt,
-                "process": {"pid": os.getpid(), "started": begun, "command": sys.argv},
+                "process": {"pid": os.getpid(), "started": begun, "command": _command()},
                 **environment.describe(self.model),
                 "recorded_apart": {
                     "model": job.model_path,
@@ -254,6 +255,11 @@ class Start:
 
     def _timed(self, name: str):
         return _Timed(self._seconds, name)
+
+
+def _command() -> list[str]:
+    """This process's program and arguments, without the folder that the program lies in."""
+    return [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
 def _rows(cache_BKSH, ends) -> np.ndarray:

@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from fcjax.verify import Verification
 from tests import runs
 
 ROOT = pathlib.Path(__file__).parents[1]
-STEPS = 100
+STEPS = 400  # of the packaged model: seconds, so that a process is cut off in the middle
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +23,17 @@ def model(tmp_path_factory):
     return runs.write_model(tmp_path_factory.mktemp("cold") / "model")
 
 
-def program(name, *arguments, **options):
-    """A program of this repository in a process group of its own."""
+def program(name, *arguments, limit=None):
+    """A program of this repository in a process group of its own.
+
+    With `limit` no file may become larger than so many bytes: a disk that fills.
+    """
     command = [sys.executable, "-m", f"experiments.{name}", *map(str, arguments)]
+    if limit is not None:
+        command = ["prlimit", f"--fsize={limit}", *command]
     return subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, **options,
+        start_new_session=True,
     )  # fmt: skip
 
 
@@ -63,10 +67,10 @@ def is_free(folder) -> bool:
 
 
 @pytest.fixture(scope="module")
-def cut_off(model, tmp_path_factory):
+def cut_off(tmp_path_factory):
     """Two starts, ended by Ctrl-C, by the end of a start's process, by the end of the runner's."""
     folder = tmp_path_factory.mktemp("cold") / "run"
-    cold_starts.create(folder, runs.job(model, ((3, 4, 5), (7,)), STEPS))
+    cold_starts.create(folder, runs.job("weights/tiny", ((3, 4, 5), (7,)), STEPS))
     resume = ("cold_starts", "--resume", f"--workdir={folder}")
     said = []
 
@@ -132,7 +136,8 @@ def test_it_is_verified_and_its_steps_run_again(cut_off):
     folder, _, _ = cut_off
     code, out, err = ended(program("verify", folder, "--recompute=3"))
     assert code == 0, out + err
-    assert "verified, 200/200: 200 of 200 audited steps passed" in out
+    total = 2 * STEPS
+    assert f"verified, {total}/{total}: {total} of {total} audited steps passed" in out
     assert "3 compared bit for bit" in out and "It is not a confidentiality guarantee" in out
 
 
@@ -143,7 +148,7 @@ def test_a_finished_run_is_not_run_again(cut_off):
     # The job was made by hand, so it has no flags that --nodes could agree with.
     assert code == 2 and (folder / "manifest.json").read_bytes() == before
     code, out, _ = ended(program("cold_starts", "--resume", f"--workdir={folder}"))
-    assert code == 0 and "200 of 200" in out
+    assert code == 0 and f"{2 * STEPS} of {2 * STEPS}" in out
     assert (folder / "manifest.json").read_bytes() == before
 
 
@@ -174,12 +179,8 @@ def test_what_is_no_run_is_exit_code_2(arguments, words):
 
 
 def test_a_full_disk_ends_the_run_in_words_and_keeps_every_line(model, tmp_path):
-    folder = cold_starts.create(tmp_path / "run", runs.job(model, ((3,),), STEPS))
-    limit = 300_000
-    runner = program(
-        "cold_starts", "--resume", f"--workdir={folder}",
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )  # fmt: skip
+    folder = cold_starts.create(tmp_path / "run", runs.job(model, ((3,),), 100))
+    runner = program("cold_starts", "--resume", f"--workdir={folder}", limit=300_000)
     code, _, err = ended(runner)
     assert code == 2, err
     (line,) = [x for x in err.splitlines() if x.startswith("error: ")]

@@ -96,7 +96,8 @@ def test_blocks_are_slices_of_the_whole(cfg, nodes, cuts):
     """Along each axis that a plan cuts, each node's block is that slice, and no more is read."""
     tensors = models.hf_tensors(cfg)
     for path, expected in models.fused_params(cfg, tensors).items():
-        dims, cut = reference.param_dims(cfg)[path], cuts[path.rpartition(".")[2]]
+        # Tables are laid out by INTERVAL_CUT everywhere.
+        dims, cut = reference.param_dims(cfg)[path], cuts.get(path.rpartition(".")[2])
         if cut is None:
             continue
         read = 0

@@ -128,8 +128,8 @@ def test_refusals_name_the_field_and_both_numbers(changes, nodes, dim, numbers):
 
 def test_fewer_devices_than_nodes():
     with pytest.raises(ValueError) as e:
-        make_mesh(9)
-    assert str(e.value) == "nodes: expected at least 9 devices, got 8 of platform cpu"
+        make_mesh(13)
+    assert str(e.value) == "nodes: expected at least 13 devices, got 12 of platform cpu"
 
 
 # Layouts

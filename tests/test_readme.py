@@ -23,6 +23,6 @@ def test_programs_that_the_readme_names_exist():
         f"{folder}.{path.stem}"
         for folder in ("experiments", "weights")
         for path in (ROOT / folder).glob("*.py")
-        if "cli.run(main)" in path.read_text()
+        if "cli.run(main" in path.read_text()
     }
     assert programs == found

@@ -67,7 +67,7 @@ def loss(cfg: ModelConfig, params, tokens_BT, targets_BT):
     """Mean cross entropy in nats per token; each target is the token after the input's."""
     model = set_params(abstract_model(cfg), params)
     cache = init_cache(cfg, *tokens_BT.shape)
-    residuals, _ = model(tokens_BT, cache, 0)
+    residuals, _ = model(tokens_BT, cache, jnp.zeros(tokens_BT.shape[0], jnp.int32))
     logits_BTV = model.logits(residuals[-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits_BTV, targets_BT).mean()
 
@@ -149,18 +149,18 @@ def sample(
     model = set_params(abstract_model(cfg), jax.tree.map(jnp.asarray, params))
 
     cache = init_cache(cfg, 1, len(prompt_ids) + count)
-    tokens, pos, out = np.asarray([prompt_ids], np.int32), 0, []
+    tokens, pos_B, out = np.asarray([prompt_ids], np.int32), np.zeros(1, np.int32), []
     for key in jax.random.split(jax.random.key(seed), count):
-        new_B, cache = _draw(model, tokens, cache, pos, key, temperature)
-        pos += tokens.shape[1]
+        new_B, cache = _draw(model, tokens, cache, pos_B, key, temperature)
+        pos_B = pos_B + tokens.shape[1]
         tokens = np.asarray(new_B)[:, None]
         out.append(int(new_B[0]))
     return out
 
 
 @jax.jit
-def _draw(model: Qwen2, tokens_BT, cache, pos, key, temperature):
+def _draw(model: Qwen2, tokens_BT, cache, pos_B, key, temperature):
     """A token [B] after the given ones, and the cache with those."""
-    residuals, cache = model(tokens_BT, cache, pos)
+    residuals, cache = model(tokens_BT, cache, pos_B)
     logits_BV = model.logits(residuals[-1][:, -1:])[:, 0]
     return jax.random.categorical(key, logits_BV / temperature), cache

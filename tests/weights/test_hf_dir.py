@@ -46,7 +46,7 @@ def test_transformers_computes_what_the_flax_model_does(tmp_path, shard_bytes):
     assert manifest.verify(tmp_path / "m") == digest
     tokens = np.array([[3, 1, 4, 1, 5, 9, 2, 6]])
     model = set_params(abstract_model(CFG), {k: jnp.asarray(v) for k, v in params.items()})
-    residuals, _ = model(tokens, init_cache(CFG, 1, 8), 0)
+    residuals, _ = model(tokens, init_cache(CFG, 1, 8), jnp.zeros(1, jnp.int32))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
     assert type(theirs) is transformers.Qwen2ForCausalLM
     assert theirs.generation_config.eos_token_id == 5

@@ -80,7 +80,7 @@ def test_activations_stay_of_order_one(cfg):
     model = set_params(abstract_model(cfg), params)
     tokens = np.random.default_rng(0).integers(0, cfg.V, (1, 32))
     residuals, _ = jax.jit(lambda model, *args: model(*args))(
-        model, tokens, init_cache(cfg, 1, 32), 0
+        model, tokens, init_cache(cfg, 1, 32), jnp.zeros(1, jnp.int32)
     )
     sizes = [float(jnp.sqrt(jnp.mean(x * x))) for x in residuals]
     assert 0.1 < sizes[0] < 1 and 0.3 < sizes[-1] < 3 and max(sizes) < 3
