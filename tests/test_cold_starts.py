@@ -53,9 +53,20 @@ def wait_for(what, process=None):
     raise AssertionError("it never came")
 
 
-def recorded(folder, index):
-    path = folder / f"start_{index}" / "steps.jsonl"
-    return lambda: path.exists() and path.read_bytes().count(b"\n")
+def recorded(folder, index, attempt):
+    """Whether that attempt at a start has recorded a pass; an earlier one's folder is put aside
+    when the run goes on."""
+    start = folder / f"start_{index}"
+
+    def found():
+        try:
+            there = json.loads((start / "environment.json").read_text())["attempt"]
+            lines = (start / "steps.jsonl").read_bytes().count(b"\n")
+        except FileNotFoundError:  # not there yet, or just put aside
+            return False
+        return there == attempt and lines > 0
+
+    return found
 
 
 def is_free(folder) -> bool:
@@ -81,13 +92,13 @@ def cut_off(tmp_path_factory):
     said.append(ended(runner))
 
     runner = program(*resume)
-    wait_for(recorded(folder, 0), runner)
+    wait_for(recorded(folder, 0, 1), runner)
     there = json.loads((folder / "start_0/environment.json").read_text())
     os.kill(there["process"]["pid"], signal.SIGKILL)
     said.append(ended(runner))
 
     runner = program(*resume)
-    wait_for(recorded(folder, 1), runner)
+    wait_for(recorded(folder, 1, 0), runner)
     first = (folder / "start_0/steps.jsonl").read_bytes()
     runner.kill()  # its start notices, and ends
     runner.communicate()
