@@ -29,6 +29,8 @@ def program(name, *arguments, limit=None):
     With `limit` no file may become larger than so many bytes: a disk that fills.
     """
     command = [sys.executable, "-m", f"experiments.{name}", *map(str, arguments)]
+    # What a shell starts in the background ignores Ctrl-C, and so would all that it starts.
+    command = ["env", "--default-signal=INT", *command]
     if limit is not None:
         command = ["prlimit", f"--fsize={limit}", *command]
     return subprocess.Popen(
