@@ -120,7 +120,6 @@ class Decoder:
       programs: the audited programs.
       params: every parameter by path.
       caches: (k, v) of every layer, each shard on its owner.
-      seen: bool [B, V], the tokens that each row already has; read where repetition is penalised.
       watch: an observer of the interval; its time is not counted as the pass's.
     """
 
@@ -133,10 +132,17 @@ class Decoder:
         """
         self.programs, self.params = programs, params
         self.caches = programs.model.init_cache(programs.batch, programs.slots)
-        self.seen = np.zeros((programs.batch, programs.model.plan.split("V").padded), bool)
+        # The tokens that each row already has; read where repetition is penalised.
+        self._seen_BV = np.zeros((programs.batch, programs.model.plan.split("V").padded), bool)
         self.watch: Watch | None = None
         self._everywhere = jax.NamedSharding(programs.model.mesh, jax.P())
         self._seed = jax.device_put(np.uint32(seed), self._everywhere)
+
+    def begin(self, prompts: Sequence[np.ndarray]) -> None:
+        """Rows with these token ids are what the steps from now on go on with."""
+        self._seen_BV[:] = False
+        for row, prompt in enumerate(prompts):
+            self._seen_BV[row, prompt] = True
 
     def step(self, tokens_BT, pos_B) -> Output:
         """Run T tokens of every row through the model and write them into the caches.
@@ -159,8 +165,7 @@ class Decoder:
             tokens, pos = jax.device_put((tokens_BT, pos_B), self._everywhere)
             values = {"tokens": tokens, "pos": pos, "seed": self._seed}
             if "seen" in programs[-1][0].arguments:
-                seen = self.programs.model.value("seen", *tokens_BT.shape)
-                values["seen"] = jax.device_put(self.seen, seen.sharding)
+                values["seen"] = self._see(tokens_BT)
             watched = 0.0
             for program, executable in programs:
                 inside = program.name == "interval"
@@ -180,6 +185,13 @@ class Decoder:
         for i, cache in zip(program.layers, caches, strict=True):
             self.caches[i] = cache
         values.update(zip(program.results, results, strict=True))
+
+    def _see(self, tokens_B1) -> jax.Array:
+        """The rows' tokens so far, these among them, each node's own part on the node."""
+        batch = self.programs.batch
+        self._seen_BV[np.arange(batch), jax.device_get(tokens_B1)[:, 0]] = True
+        target = self.programs.model.value("seen", batch, 1)
+        return jax.device_put(self._seen_BV, target.sharding)
 
     def _show(self, when: str, values: dict[str, jax.Array]) -> float:
         """Seconds that the observer took."""
@@ -297,16 +309,13 @@ def decode(decoder: Decoder, prompts, steps: int, eos=(), cached_B=None) -> Iter
         yield Step(index, tokens_BT, pos_B, own_BT, decoder.step(tokens_BT, pos_B), None)
     tokens_in, pos_B = np.array([[p[-1]] for p in prompts], np.int32), ends_B
     tokens, own_B1 = tokens_in, np.ones((batch, 1), bool)
-    decoder.seen[:] = False
-    for row, prompt in enumerate(prompts):
-        decoder.seen[row, prompt] = True
+    decoder.begin(prompts)
     ended = np.zeros(batch, bool)
     for index in range(steps):
         output = decoder.step(tokens, pos_B)
         tokens, tokens_out = output.values["next_tokens"], output.next_tokens
         if tokens_out.max() >= decoder.programs.model.plan.cfg.V:
             raise FloatingPointError(f"step {index}: expected a number among the logits of a row")
-        decoder.seen[np.arange(batch), tokens_out[:, 0]] = True
         yield Step(index, tokens_in, pos_B, own_B1, output, tokens_out)
         ended |= np.isin(tokens_out[:, 0], list(eos))
         if ended.all():

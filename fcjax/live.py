@@ -12,7 +12,7 @@ from fcjax.decode import Decoder
 from fcjax.ownership import STATE
 from fcjax.reductions import COMPLETE
 
-_PUBLIC = ("tokens", "pos", "seed", "next_tokens")
+_PUBLIC = ("tokens", "pos", "seed", "seen", "next_tokens")
 # These may be complete: the all-gather's results, whole weights, and what the check needs.
 _MAY_BE_COMPLETE = ("complete", "weights", "reference", "before_the_run")
 

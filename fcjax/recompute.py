@@ -77,6 +77,7 @@ class Recompute:
         there = evidence.read_json(self._folder / name / evidence.ENVIRONMENT)
         same = self._same(there)
         decoder = Decoder(self._programs, self._params, seed=self._job.seed)
+        decoder.begin(self._job.ids(start))
         for line in lines:
             if line["step"] > max(wanted):
                 return

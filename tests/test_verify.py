@@ -579,3 +579,16 @@ def test_other_weights_are_refused(layer_run, model, tmp_path):
 def test_a_folder_that_is_no_run_is_bad_input(tmp_path):
     with pytest.raises(ValueError, match="run: expected a folder with run.json, got none"):
         Verification(tmp_path)
+
+
+def test_steps_whose_choice_depends_on_the_row_so_far_run_again(model, tmp_path):
+    """With a repetition penalty the prompt and all tokens before are part of what chose a token."""
+    job = runs.job(
+        model, ((3, 4, 5),), 12, interval=Interval(0, 3), sampling=Sampling(repetition_penalty=3.0)
+    )
+    folder = runs.record(tmp_path / "run", job)
+    check = Verification(folder, AUDITED)
+    assert check.check() == []
+    again = Recompute(folder, check.job)
+    again.check(check.lines, 12, check.faults)
+    assert check.faults.found == [] and (len(again.chosen), again.exact) == (12, 12)
