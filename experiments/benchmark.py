@@ -29,7 +29,7 @@ flags.DEFINE_integer("context", 128, "Tokens in the caches when a step is timed.
 flags.DEFINE_integer("rounds", 9, "Counted rounds.", lower_bound=1)
 flags.DEFINE_bool("torch", True, "Time transformers on torch too, if it is installed.")
 
-BASE = "unsharded Flax"
+BASE, SHARDS, PEER = "unsharded Flax", "every layer on shards", "tensor parallel"
 RECORDED = 20  # steps
 
 
@@ -44,7 +44,9 @@ def main(_):
 
     programs = Programs(whole, batch=1, length=length)
     print(f"audit of the program with every layer on shards: {programs.prepare(1)}\n")
-    print(benchmark.traffic_table(whole, peer, programs.slots), flush=True)
+    peer_step = peer.compile(peer.tensor_parallel, batch=1, tokens=1, length=length)
+    texts = {SHARDS: (whole, programs.audits[1].hlo), PEER: (peer, peer_step.as_text())}
+    print(benchmark.traffic_table(texts), flush=True)
 
     unsharded = benchmark.Unsharded(source, length)
     read, size = benchmark.bandwidth_reader(mesh)
@@ -58,11 +60,11 @@ def main(_):
         layers.append(benchmark.take_turns(peers, FLAGS.rounds, calls=10))
         steps = {BASE: unsharded.decode_step(), "(reading memory once)": read}
         if first:
-            steps["every layer on shards"] = benchmark.decode_step(Decoder(programs, params))
+            steps[SHARDS] = benchmark.decode_step(Decoder(programs, params))
             if FLAGS.torch and importlib.util.find_spec("torch"):
                 steps["transformers on torch"] = benchmark.torch_step(folder, length)
         else:
-            steps["tensor parallel"] = benchmark.tensor_parallel_step(model, params, length)
+            steps[PEER] = benchmark.tensor_parallel_step(model, peer_step, params, length)
         groups.append(benchmark.take_turns(steps, FLAGS.rounds))
         del params, layer, peers, steps  # the next peers need the memory
         gc.collect()

@@ -89,7 +89,7 @@ def resumed() -> pathlib.Path:
     if FLAGS.workdir is None:
         raise ValueError("resume: expected --workdir with it, got none")
     recorded = cold_starts.read(FLAGS.workdir).flags
-    for name, value in run_flags.flag_values().items():
+    for name, value in evidence.plain(cli.flag_values()).items():
         if FLAGS[name].present and name not in ("resume", "workdir"):
             if name not in recorded or recorded[name] != value:
                 raise ValueError(

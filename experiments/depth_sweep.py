@@ -12,7 +12,7 @@ import time
 
 from absl import flags
 
-from fcjax import checkpoint, cli, devices, hub, parity, sweep
+from fcjax import checkpoint, cli, devices, hub, sweep
 from fcjax.model import Interval, Model
 from fcjax.ownership import Plan, make_mesh
 from fcjax.text import Text
@@ -36,10 +36,9 @@ def main(_):
     plan, mesh = Plan(source.cfg, FLAGS.nodes), make_mesh(FLAGS.nodes)
     models = [Model(plan, interval, mesh) for interval in intervals]
     prompt_T = Text(folder).encode(FLAGS.prompt)[0]
-    oracle = parity.Oracle(source, intervals[0], batch=1, length=1)
     points = []
-    for model in models:
-        points.append(sweep.measure(model, source, oracle, prompt_T, FLAGS.steps))
+    for point in sweep.points(models, source, prompt_T, FLAGS.steps):
+        points.append(point)
         print(sweep.table(points).splitlines()[-1], flush=True)
     title = f"{FLAGS.model}, {FLAGS.nodes} nodes: {FLAGS.steps} steps at each depth"
     print(f"\n{title}\n{sweep.table(points)}")

@@ -195,9 +195,7 @@ def record(s: Setup) -> int:
     """The same as one recorded start: every pass beside the unsharded reference."""
     job = Job(
         command="generate",
-        flags=evidence.plain(
-            {f.name: f.value for f in FLAGS.get_key_flags_for_module(sys.argv[0])}
-        ),
+        flags=evidence.plain(cli.flag_values()),
         model_path=FLAGS.model,
         weights_sha256=s.source.digest,
         cfg=s.source.cfg,
@@ -205,7 +203,7 @@ def record(s: Setup) -> int:
         interval=s.model.interval,
         sampling=s.model.sampling,
         platform=FLAGS.platform,
-        hardware=hardware(s.model),
+        hardware=devices.kinds(FLAGS.platform, s.model.mesh.devices.flat),
         dtype=FLAGS.dtype,
         length=s.length,
         cold_starts=1,
@@ -233,14 +231,6 @@ def record(s: Setup) -> int:
     note(f"{batch.result().summary()}, recording included")
     note(f"{total['verdict']}\nevidence: {folder}")
     return 0 if total["passed"] else 1
-
-
-def hardware(model: Model) -> str:
-    """The nodes' devices in words."""
-    if FLAGS.platform == "cpu":
-        return f"{FLAGS.nodes} emulated nodes on one CPU, sharing its memory"
-    kinds = [device.device_kind for device in model.mesh.devices.flat]
-    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
 
 
 def ask() -> None:

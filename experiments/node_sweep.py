@@ -12,7 +12,7 @@ import time
 
 from absl import flags
 
-from fcjax import checkpoint, cli, devices, hub, parity, sweep
+from fcjax import checkpoint, cli, devices, hub, sweep
 from fcjax.model import Interval, Model
 from fcjax.ownership import Plan, make_mesh
 from fcjax.text import Text
@@ -36,10 +36,9 @@ def main(_):
     interval = Interval(FLAGS.layer, depth)
     models = [Model(Plan(source.cfg, n), interval, make_mesh(n)) for n in every]
     prompt_T = Text(folder).encode(FLAGS.prompt)[0]
-    oracle = parity.Oracle(source, interval, batch=1, length=1)
     points = []
-    for model in models:
-        points.append(sweep.measure(model, source, oracle, prompt_T, FLAGS.steps))
+    for point in sweep.points(models, source, prompt_T, FLAGS.steps):
+        points.append(point)
         print(sweep.table(points).splitlines()[-1], flush=True)
     title = f"{FLAGS.model}, depth {depth} of {source.cfg.L}: {FLAGS.steps} steps over N nodes"
     print(f"\n{title}\n{sweep.table(points)}")

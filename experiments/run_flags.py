@@ -5,7 +5,7 @@ import sys
 
 from absl import flags
 
-from fcjax import baseline, checkpoint, cli, cold_starts, hub, parity
+from fcjax import baseline, checkpoint, cli, cold_starts, devices, hub, parity
 from fcjax.evidence import plain
 from fcjax.job import Job
 from fcjax.model import Interval
@@ -43,7 +43,7 @@ def job(command: str, prompts: list[str], starts: int, stop_at_eos: bool) -> Job
     depth = cli.depth(FLAGS.depth, source.cfg.L)
     made = dict(
         command=command,
-        flags=flag_values(),
+        flags=plain(cli.flag_values()),
         model_path=FLAGS.model,
         weights_sha256=source.digest,
         cfg=source.cfg,
@@ -63,23 +63,17 @@ def job(command: str, prompts: list[str], starts: int, stop_at_eos: bool) -> Job
     return Job(**made, baseline=_baseline(Job(**made)))
 
 
-def flag_values() -> dict:
-    """The program's own flags, without absl's."""
-    return plain({f.name: f.value for f in FLAGS.get_key_flags_for_module(sys.argv[0])})
-
-
 def _hardware() -> str:
     """The kinds of the nodes' devices, how many there are being another axis.
 
     Asks a process of its own, as each start has to be the first.
     """
     if FLAGS.platform == "cpu":
-        return "emulated nodes on one CPU, sharing its memory"
+        return devices.kinds("cpu", ())
+    nodes = f"{FLAGS.platform!r}, jax.devices()[:{FLAGS.nodes}]"
     code = (
-        "import sys, jax; from fcjax import devices, cli;"
-        f"devices.use('{FLAGS.platform}', {FLAGS.nodes});"
-        f"kinds = [d.device_kind for d in jax.devices()[:{FLAGS.nodes}]];"
-        "print(', '.join(dict.fromkeys(kinds)))"
+        "import jax; from fcjax import devices;"
+        f"devices.use({FLAGS.platform!r}, {FLAGS.nodes}); print(devices.kinds({nodes}))"
     )
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if asked.returncode:

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fcjax import audit, baseline, cold_starts, parity, reference
+from fcjax import audit, baseline, boundaries, cold_starts, parity, reference
 from fcjax.audit import traffic
-from fcjax.boundaries import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, boundaries, share
+from fcjax.boundaries import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, share
 from fcjax.decode import Decoder
 from fcjax.job import Job
 from fcjax.model import Model
@@ -87,7 +87,7 @@ def planned_sent(model: Model) -> float:
     """
     plan, N = model.plan, model.plan.nodes
     if model.interval is not None:
-        return sum(c.sent for b in boundaries(model, 1, 1) for c in b.collectives)
+        return boundaries.sent(model, 1, 1)
     residual = share(ALL_GATHER, plan.split("D").block, N)
     layers = plan.cfg.L * 2 * share(ALL_REDUCE, plan.cfg.D, N)
     head = share(REDUCE_SCATTER, plan.split("V").padded, N)
@@ -99,16 +99,12 @@ def planned_sent(model: Model) -> float:
     )
 
 
-def traffic_table(whole: Model, peer: Model, slots: int) -> str:
-    """What the two programs move in a decode step of one row, read from their HLO and planned."""
+def traffic_table(programs: dict[str, tuple[Model, str]]) -> str:
+    """What programs move in a decode step of one row, read from their HLO and planned."""
     lines = [
         "each step and node                       collectives   bytes sent, HLO   by the formula"
     ]
-    for name, model, program in (
-        ("every layer on shards", whole, whole.inside(1)),
-        ("tensor parallel", peer, peer.tensor_parallel),
-    ):
-        text = model.compile(program, 1, 1, slots).as_text()
+    for name, (model, text) in programs.items():
         count, sent = moved(text, model.plan.nodes)
         lines.append(
             f"  {name:<38} {count:11}   {4 * sent:15.1f}   {4 * planned_sent(model):14.1f}"
@@ -145,9 +141,15 @@ def layer_step(model: Model, params: dict, layer: int, length: int) -> Callable:
     return call
 
 
-def tensor_parallel_step(model: Model, params: dict, length: int) -> Callable:
-    """One decode step of ordinary tensor parallelism, the next token out."""
-    step = model.compile(model.tensor_parallel, batch=1, tokens=1, length=length)
+def tensor_parallel_step(model: Model, step, params: dict, length: int) -> Callable:
+    """One decode step of ordinary tensor parallelism, the next token out.
+
+    Args:
+      model: without an interval.
+      step: its `tensor_parallel` program, compiled for one row and `length` slots.
+      params: laid out as it says.
+      length: slots of the caches.
+    """
     tokens, pos = (_ones(model.value(n, 1, 1)) for n in model.tensor_parallel.arguments)
     pos = pos * (length - 1)
     caches = model.init_cache(1, length)

@@ -125,6 +125,11 @@ def boundaries(model: Model, batch: int, tokens: int) -> list[Boundary]:
     ]
 
 
+def sent(model: Model, batch: int, tokens: int) -> float:
+    """The closed formula: elements that a node sends inside the interval in one pass."""
+    return sum(c.sent for b in boundaries(model, batch, tokens) for c in b.collectives)
+
+
 def compatibility_all_gather(plan: Plan, batch: int, tokens: int) -> Collective:
     """The transfer behind the interval, outside the claim: residual, q, k and v in one buffer."""
     cfg = plan.cfg

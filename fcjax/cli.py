@@ -79,3 +79,8 @@ def numbers(flag: str, values: list[str]) -> list[int]:
     if not values or not all(v.strip().isdigit() for v in values):
         raise ValueError(f"{flag}: expected numbers such as 2,3,4, got {','.join(values)!r}")
     return [int(v) for v in values]
+
+
+def flag_values() -> dict:
+    """The program's own flags, without absl's."""
+    return {f.name: f.value for f in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}

@@ -41,13 +41,7 @@ def create(folder, job: Job) -> pathlib.Path:
     Raises:
       ValueError: the folder exists; what is in it stays as it is.
     """
-    folder = pathlib.Path(folder)
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise ValueError(
-            f"workdir: expected a new folder, got an existing one ({folder})"
-        ) from None
+    folder = evidence.new_folder(folder)
     evidence.write_json(folder / evidence.RUN, job.to_json())
     return folder
 

@@ -1,5 +1,7 @@
 """Which devices play the nodes: emulated ones on a CPU, or GPUs."""
 
+from collections.abc import Iterable
+
 import jax
 
 
@@ -25,3 +27,10 @@ def use(platform: str, nodes: int) -> None:
         ) from None
     if found < nodes:
         raise ValueError(f"nodes: expected at most {found}, the {platform} devices, got {nodes}")
+
+
+def kinds(platform: str, nodes: Iterable[jax.Device]) -> str:
+    """What plays the nodes, in words; how many there are is said elsewhere."""
+    if platform == "cpu":
+        return "emulated nodes on one CPU, sharing its memory"
+    return ", ".join(dict.fromkeys(device.device_kind for device in nodes))

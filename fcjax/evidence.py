@@ -36,6 +36,22 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def new_folder(folder) -> pathlib.Path:
+    """Make a folder for what a program writes.
+
+    Raises:
+      ValueError: it exists; what is in it stays as it is.
+    """
+    folder = pathlib.Path(folder)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ValueError(
+            f"workdir: expected a new folder, got an existing one ({folder})"
+        ) from None
+    return folder
+
+
 def write(path, data: bytes) -> None:
     """Write a file whole or not at all; it is on disk when this returns."""
     path = pathlib.Path(path)

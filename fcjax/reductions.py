@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import jax
 
 from fcjax import audit
+from fcjax.audit import wire
 from fcjax.audit.values import Statistic
 from fcjax.boundaries import (
     REDUCE_SCATTER,
@@ -20,7 +21,6 @@ from fcjax.boundaries import (
 from fcjax.model import Model
 
 COMPLETE = ("complete_residual", "complete_qkv")  # the declared results of the all-gather
-_WIRE_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "s32": 4}
 _END = {"operator": "(the end of the interval)", "instruction": None}
 
 
@@ -85,7 +85,7 @@ def restored(devices: Sequence[int], size: int) -> dict:
 
 
 def _transfer(name: str, planned: Collective, found: Sequence, devices) -> dict:
-    width = _WIRE_BYTES[found[0].dtype]
+    width = wire.BYTES[found[0].dtype]
 
     def sizes(shape, elements):
         return {"shape": list(shape), "elements": elements, "bytes": elements * width}

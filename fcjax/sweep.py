@@ -9,14 +9,14 @@ import base64
 import dataclasses
 import html
 import json
-import pathlib
 import statistics
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from fcjax import balance, parity
+from fcjax import balance, evidence, parity
 from fcjax.audit import wire
-from fcjax.boundaries import boundaries
+from fcjax.boundaries import sent
 from fcjax.decode import Decoder, Programs, decode
 from fcjax.model import Model
 
@@ -55,6 +55,14 @@ class Point:
         return statistics.median(self.milliseconds)
 
 
+def points(models: Iterable[Model], source, prompt_T, steps: int) -> Iterator[Point]:
+    """Every setting in turn, beside one unsharded reference; arguments as `measure` has them."""
+    oracle = None
+    for model in models:
+        oracle = oracle or parity.Oracle(source, model.interval, batch=1, length=1)
+        yield measure(model, source, oracle, prompt_T, steps)
+
+
 def measure(model: Model, source, oracle: parity.Oracle, prompt_T, steps: int) -> Point:
     """Decode greedily at one setting, each pass compared with the unsharded reference.
 
@@ -86,7 +94,7 @@ def measure(model: Model, source, oracle: parity.Oracle, prompt_T, steps: int) -
         clean=programs.passed(),
         collectives=len(verdict.before),
         sent=wire.sent_bytes(verdict.before, N),
-        planned=item * sum(c.sent for b in boundaries(model, 1, 1) for c in b.collectives),
+        planned=item * sent(model, 1, 1),
         work=max(work) * N / sum(work),
         parity=worst,
         milliseconds=[1e3 * s for s in seconds[1:]],
@@ -133,13 +141,7 @@ def write(folder, axis: str, title: str, points: list[Point]) -> None:
     Raises:
       ValueError: the folder exists.
     """
-    folder = pathlib.Path(folder)
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise ValueError(
-            f"workdir: expected a new folder, got an existing one ({folder})"
-        ) from None
+    folder = evidence.new_folder(folder)
     content = {"axis": axis, "title": title, "points": [dataclasses.asdict(p) for p in points]}
     (folder / "sweep.json").write_text(json.dumps(content, indent=1) + "\n")
     plot(folder / "sweep.png", axis, title, points)

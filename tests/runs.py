@@ -13,6 +13,16 @@ from fcjax.sampling import Sampling
 from tests import models
 
 ROOT = pathlib.Path(__file__).parents[1]
+# Python that runs before a program: every node receives the complete sum, and keeps its own shard.
+LEAK = """
+import jax
+from fcjax import ops
+def scatter(y_U, axis):
+    y, block = jax.lax.psum(y_U, "node"), y_U.shape[axis] // jax.lax.axis_size("node")
+    start = jax.lax.axis_index("node") * block
+    return jax.lax.dynamic_slice_in_dim(y, start, block, axis)
+ops.scatter = scatter
+"""
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 

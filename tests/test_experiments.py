@@ -139,17 +139,7 @@ def test_failed_parity_is_exit_code_1(tmp_path):
 
 
 def test_failed_audit_is_exit_code_1_before_any_step(tmp_path):
-    # Every node receives the complete sum, and keeps its own shard of it.
-    change = """
-import jax
-from fcjax import ops
-def scatter(y_U, axis):
-    y, block = jax.lax.psum(y_U, "node"), y_U.shape[axis] // jax.lax.axis_size("node")
-    start = jax.lax.axis_index("node") * block
-    return jax.lax.dynamic_slice_in_dim(y, start, block, axis)
-ops.scatter = scatter
-"""
-    result = start_changed(change, "--steps=2", f"--workdir={tmp_path}/run")
+    result = start_changed(runs.LEAK, "--steps=2", f"--workdir={tmp_path}/run")
     assert result.returncode == 1, result.stderr
     assert "all-reduce-of-state" in result.stdout and "layer_0/qkv" in result.stdout
     assert "all-reduce(" in result.stdout  # the offending instruction

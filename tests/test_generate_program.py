@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests import models
+from tests import models, runs
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROGRAM = "experiments.generate"
@@ -113,17 +113,7 @@ def test_the_file_says_how_tokens_are_chosen(tmp_path):
 
 
 def test_a_failed_audit_is_exit_code_1_and_no_text():
-    # Every node receives the complete sum, and keeps its own shard of it.
-    change = """
-import jax
-from fcjax import ops
-def scatter(y_U, axis):
-    y, block = jax.lax.psum(y_U, "node"), y_U.shape[axis] // jax.lax.axis_size("node")
-    start = jax.lax.axis_index("node") * block
-    return jax.lax.dynamic_slice_in_dim(y, start, block, axis)
-ops.scatter = scatter
-"""
-    result = start("--prompt=O", change=change)
+    result = start("--prompt=O", change=runs.LEAK)
     assert result.returncode == 1, result.stderr
     assert "all-reduce-of-state" in result.stderr and result.stdout == ""
 

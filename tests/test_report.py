@@ -34,7 +34,6 @@ def whole_run(model, tmp_path_factory):
     """The whole model inside on three nodes."""
     job = runs.job(
         model, ((5, 6),), interval=Interval(0, 3), nodes=3,
-        hardware="3 emulated nodes on one CPU, sharing its memory",
     )  # fmt: skip
     return runs.record(tmp_path_factory.mktemp("report") / "whole", job)
 

@@ -90,8 +90,7 @@ def test_a_failed_audit_leaves_its_certificate_and_no_step(model, tmp_path, monk
 
 
 def test_no_complete_state_is_left_when_a_pass_enters_the_interval(model, tmp_path):
-    hardware = "3 emulated nodes on one CPU, sharing its memory"
-    job = runs.job(model, ((3, 4, 5),), interval=Interval(1, 2), nodes=3, hardware=hardware)
+    job = runs.job(model, ((3, 4, 5),), interval=Interval(1, 2), nodes=3)
     folder = runs.record(tmp_path / "run", job)
     lines = runs.read_lines(folder / "start_0/steps.jsonl")
     assert all("complete" not in x["live"]["entry"] for x in lines)

@@ -31,7 +31,6 @@ def whole_run(model, tmp_path_factory):
     """The whole model inside on three nodes, tokens drawn, a prompt of one token."""
     job = runs.job(
         model, ((5,),), 2, interval=Interval(0, 3), nodes=3, sampling=Sampling(0.9, 20, 0.9),
-        hardware="3 emulated nodes on one CPU, sharing its memory",
     )  # fmt: skip
     return runs.record(tmp_path_factory.mktemp("verify") / "whole", job)
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from fcjax.audit.verdict import Collective
 from fcjax.boundaries import share
 
-_BYTES = {
+# Of one element of each type on the wire.
+BYTES = {
     "f64": 8, "s64": 8, "u64": 8, "c64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2,
     "s16": 2, "u16": 2, "s8": 1, "u8": 1, "pred": 1,
 }  # fmt: skip
@@ -27,4 +28,4 @@ def sent_bytes(collectives: Iterable[Collective], nodes: int) -> float:
       collectives: `Verdict.before`, `Verdict.after`, or both.
       nodes: N.
     """
-    return sum(share(c.kind, c.sent, nodes) * _BYTES[c.dtype] for c in collectives)
+    return sum(share(c.kind, c.sent, nodes) * BYTES[c.dtype] for c in collectives)
