@@ -28,12 +28,12 @@ test: $(VENV)/installed
 
 # The layer and the audit on Python 3.12 and its newest jax. No torch: it is only an oracle.
 test-newest: .venv-3.12/installed
-	.venv-3.12/bin/python -m pytest tests/test_ownership.py tests/test_boundaries.py \
-	  tests/test_ops.py tests/test_model.py tests/audit
+	.venv-3.12/bin/python -m pytest tests/sharded/test_ownership.py tests/sharded/test_operators.py \
+	  tests/sharded/test_ops.py tests/sharded/test_programs.py tests/audit
 
 # The page of a run in a real browser; needs Debian's chromium.
 test-report: $(VENV)/installed
-	$(BIN)/python -m pytest tests/browser/report_pages.py
+	$(BIN)/python -m pytest tests/report/browser_pages.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

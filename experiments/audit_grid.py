@@ -14,10 +14,11 @@ clean.
 from absl import flags
 from tqdm import tqdm
 
-from fcjax import audit, cli, devices
-from fcjax.config import QWEN25, ModelConfig
-from fcjax.model import Interval, Model
-from fcjax.ownership import Plan, make_mesh
+from fcjax import audit, cli
+from fcjax.mesh import use_platform
+from fcjax.model.config import QWEN25, ModelConfig
+from fcjax.sharded.ownership import Plan, make_mesh
+from fcjax.sharded.programs import Interval, Model
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("model", "weights/tiny", f"Folder with config.json, or {', '.join(QWEN25)}.")
@@ -28,7 +29,7 @@ flags.DEFINE_integer("length", 256, "Cache slots.", lower_bound=2)
 
 def main(_):
     every = cli.numbers("nodes", FLAGS.nodes)
-    devices.use("cpu", max(every))
+    use_platform("cpu", max(every))
     cfg = QWEN25.get(FLAGS.model) or ModelConfig.from_hf(FLAGS.model)
     intervals = [Interval(0, cli.depth(depth, cfg.L)) for depth in FLAGS.depths]
     for interval in intervals:

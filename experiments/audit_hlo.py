@@ -23,12 +23,14 @@ import pathlib
 
 from absl import flags
 
-from fcjax import aot, audit, cli
-from fcjax.audit import certificate, dump
-from fcjax.config import QWEN25, ModelConfig
-from fcjax.model import Interval, Model
-from fcjax.ownership import Plan
-from fcjax.sampling import Sampling
+from fcjax import audit, cli
+from fcjax.audit.hlo import dump
+from fcjax.decode import aot
+from fcjax.model.config import QWEN25, ModelConfig
+from fcjax.record import certificate
+from fcjax.sharded.ownership import Plan
+from fcjax.sharded.programs import Interval, Model
+from fcjax.sharded.sampling import Sampling
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("hlo", None, "HLO text, plain or gzipped, or a folder of --xla_dump_to.")

@@ -18,7 +18,9 @@ import collections
 
 from absl import flags
 
-from fcjax import aot, audit, cli, devices
+from fcjax import audit, cli
+from fcjax.decode import aot
+from fcjax.mesh import use_platform
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("topology", None, f"GPUs to compile for: {', '.join(aot.TOPOLOGIES)}, ...")
@@ -30,7 +32,7 @@ def main(_):
         _, nodes = aot.parse_topology(FLAGS.topology)
         options = {"nodes": nodes, "mesh": aot.make_mesh(FLAGS.topology)}
     else:
-        devices.use("cpu", 8)
+        use_platform("cpu", 8)
         options = {}
     failures = honest(options) + planted(options) + mutated(options)
     print(f"\n{failures} not as expected")
@@ -38,7 +40,7 @@ def main(_):
 
 
 def honest(options) -> int:
-    from tests.audit.programs import HONEST, interval
+    from experiments.adversary.programs import HONEST, interval
 
     print(f"\n== Honest programs ({FLAGS.topology or 'cpu'}) ==")
     failures = count = 0
@@ -53,9 +55,9 @@ def honest(options) -> int:
 
 
 def planted(options) -> int:
-    from tests.audit.planted import PLANTED, N
-    from tests.audit.planted_whole import PLANTED_WHOLE
-    from tests.audit.programs import interval
+    from experiments.adversary.planted import PLANTED, N
+    from experiments.adversary.planted_whole import PLANTED_WHOLE
+    from experiments.adversary.programs import interval
 
     print(f"\n== Planted violations ({FLAGS.topology or 'cpu'}) ==")
     if options.get("nodes", N) != N:
@@ -79,7 +81,7 @@ def planted(options) -> int:
 
 
 def mutated(options) -> int:
-    from tests.audit.programs import SAMPLED, WHOLE
+    from experiments.adversary.programs import SAMPLED, WHOLE
 
     whole = WHOLE | {"layers": 1}
     return (
@@ -91,8 +93,8 @@ def mutated(options) -> int:
 
 
 def _mutated(name: str, case: dict, options: dict, every: int) -> int:
-    from tests.audit import mutate_collectives, mutations
-    from tests.audit.programs import interval
+    from experiments.adversary import mutate_collectives, mutations
+    from experiments.adversary.programs import interval
 
     nodes = options.get("nodes", 3)
     text, contract = interval(**{"nodes": nodes, "batch": nodes} | case | options)

@@ -1,4 +1,4 @@
-"""What a step costs beside its peers, all of them timed in this one run.
+"""What a step costs beside its beside, all of them timed in this one run.
 
     python -m experiments.benchmark --model=models/qwen2.5-1.5b-random
 
@@ -16,10 +16,13 @@ import statistics
 
 from absl import flags
 
-from fcjax import benchmark, checkpoint, cli, devices, hub
-from fcjax.decode import Decoder, Programs
-from fcjax.model import Interval, Model
-from fcjax.ownership import Plan, make_mesh
+from fcjax import cli, hub
+from fcjax.bench import peers
+from fcjax.decode.loop import Decoder, Programs
+from fcjax.mesh import use_platform
+from fcjax.model import checkpoint
+from fcjax.sharded.ownership import Plan, make_mesh
+from fcjax.sharded.programs import Interval, Model
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("model", "weights/tiny", "Folder with config.json and weights, or a hub id.")
@@ -34,7 +37,7 @@ RECORDED = 20  # steps
 
 
 def main(_):
-    devices.use(FLAGS.platform, FLAGS.nodes)
+    use_platform(FLAGS.platform, FLAGS.nodes)
     folder = hub.model_folder(FLAGS.model)
     source = checkpoint.open_folder(folder)
     plan, mesh, length = Plan(source.cfg, FLAGS.nodes), make_mesh(FLAGS.nodes), FLAGS.context + 1
@@ -46,40 +49,40 @@ def main(_):
     print(f"audit of the program with every layer on shards: {programs.prepare(1)}\n")
     peer_step = peer.compile(peer.tensor_parallel, batch=1, tokens=1, length=length)
     texts = {SHARDS: (whole, programs.audits[1].hlo), PEER: (peer, peer_step.as_text())}
-    print(benchmark.traffic_table(texts), flush=True)
+    print(peers.traffic_table(texts), flush=True)
 
-    unsharded = benchmark.Unsharded(source, length)
-    read, size = benchmark.bandwidth_reader(mesh)
+    unsharded = peers.Unsharded(source, length)
+    read, size = peers.bandwidth_reader(mesh)
     groups, layers = [], []
     for first in (True, False):
         model = whole if first else peer
         params = source.load(model.params())
-        layer = benchmark.layer_step(model, params, 0, length)
+        layer = peers.layer_step(model, params, 0, length)
         name = "layer on shards" if first else "tensor parallel layer"
-        peers = {"unsharded Flax layer": unsharded.layer_step(0), name: layer}
-        layers.append(benchmark.take_turns(peers, FLAGS.rounds, calls=10))
+        beside = {"unsharded Flax layer": unsharded.layer_step(0), name: layer}
+        layers.append(peers.take_turns(beside, FLAGS.rounds, calls=10))
         steps = {BASE: unsharded.decode_step(), "(reading memory once)": read}
         if first:
-            steps[SHARDS] = benchmark.decode_step(Decoder(programs, params))
+            steps[SHARDS] = peers.decode_step(Decoder(programs, params))
             if FLAGS.torch and importlib.util.find_spec("torch"):
-                steps["transformers on torch"] = benchmark.torch_step(folder, length)
+                steps["transformers on torch"] = peers.torch_step(folder, length)
         else:
-            steps[PEER] = benchmark.tensor_parallel_step(model, peer_step, params, length)
-        groups.append(benchmark.take_turns(steps, FLAGS.rounds))
-        del params, layer, peers, steps  # the next peers need the memory
+            steps[PEER] = peers.tensor_parallel_step(model, peer_step, params, length)
+        groups.append(peers.take_turns(steps, FLAGS.rounds))
+        del params, layer, beside, steps  # the next beside need the memory
         gc.collect()
     rates = [s for group in groups for s in group.pop("(reading memory once)")]
     rate = size / statistics.median(rates)
-    floor = benchmark.step_bytes(source.cfg, length)
-    print("\n" + benchmark.table("layer step", layers, "unsharded Flax layer"))
-    print("\n" + benchmark.table("decode step", groups, BASE))
+    floor = peers.step_bytes(source.cfg, length)
+    print("\n" + peers.table("layer step", layers, "unsharded Flax layer"))
+    print("\n" + peers.table("decode step", groups, BASE))
     print(
         f"  floor: {floor / 1e9:.2f} GB of weights and cache at {rate / 1e9:.1f} GB/s, measured in"
         f" the same rounds: {1e3 * floor / rate:.1f} ms"
     )
     del unsharded
     gc.collect()
-    found = benchmark.recording(FLAGS.model, source, whole, FLAGS.platform, RECORDED)
+    found = peers.recording(FLAGS.model, source, whole, FLAGS.platform, RECORDED)
     print(
         f"\nrecording {RECORDED} steps with every layer on shards: {found['share']:.1%} of the"
         f" programs' time, {1e3 * found['seconds'] / RECORDED:.2f} ms a step"

@@ -18,7 +18,9 @@ from absl import flags
 from tqdm import tqdm
 
 from experiments import run_flags
-from fcjax import balance, baseline, cli, cold_starts, evidence, report
+from fcjax import cli, cold_starts, report
+from fcjax.record import baseline, run_folder
+from fcjax.sharded import balance
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(run_flags)
@@ -47,7 +49,7 @@ def main(_):
             raise ValueError(f"prompt: expected 1 or {FLAGS.cold_starts}, got {len(prompts)}")
         job = run_flags.job("cold_starts", prompts, FLAGS.cold_starts, stop_at_eos=False)
         folder = cold_starts.create(workdir, job)
-    with evidence.lock(folder) as lock:
+    with run_folder.lock(folder) as lock:
         if not cold_starts.is_finished(folder):
             print(f"evidence: {folder}\nbaseline: {baseline.words(job.baseline)}")
             print(f"{balance.table(job.model(), job.batch, job.slots)}\n", flush=True)
@@ -89,7 +91,7 @@ def resumed() -> pathlib.Path:
     if FLAGS.workdir is None:
         raise ValueError("resume: expected --workdir with it, got none")
     recorded = cold_starts.read(FLAGS.workdir).flags
-    for name, value in evidence.plain(cli.flag_values()).items():
+    for name, value in run_folder.plain(cli.flag_values()).items():
         if FLAGS[name].present and name not in ("resume", "workdir"):
             if name not in recorded or recorded[name] != value:
                 raise ValueError(
@@ -99,7 +101,7 @@ def resumed() -> pathlib.Path:
 
 
 def show(folder: pathlib.Path) -> int:
-    found = evidence.read_json(folder / evidence.SUMMARY)
+    found = run_folder.read_json(folder / run_folder.SUMMARY)
     for s in found["starts"]:
         worst = " ".join(f"{n} {float(x):.1e}" for n, x in (s["worst"] or {}).items())
         passed = "passed" if s["passed"] else "FAILED"

@@ -19,9 +19,12 @@ from absl import flags
 from tqdm import tqdm
 
 from experiments import run_flags
-from fcjax import audit, balance, baseline, boundaries, cli, cold_starts, devices, evidence
-from fcjax.ownership import make_mesh
-from fcjax.run import Start
+from fcjax import audit, cli, cold_starts
+from fcjax.mesh import use_platform
+from fcjax.record import baseline, run_folder
+from fcjax.record.start import Start
+from fcjax.sharded import balance, operators
+from fcjax.sharded.ownership import make_mesh
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(run_flags)
@@ -30,18 +33,18 @@ flags.DEFINE_string("workdir", None, "New folder for the evidence. [runs/decode_
 
 
 def main(_):
-    devices.use(FLAGS.platform, FLAGS.nodes)
+    use_platform(FLAGS.platform, FLAGS.nodes)
     job = run_flags.job("decode_layer", [FLAGS.prompt], 1, stop_at_eos=True)
     model = job.model(make_mesh(job.nodes))
     workdir = FLAGS.workdir or f"runs/decode_layer-{time.strftime('%Y%m%d-%H%M%S')}"
 
     print("The interval, and what each node owns behind each operator:\n")
-    print(boundaries.table(model, job.batch, 1))
+    print(operators.table(model, job.batch, 1))
     print("\nWhat each node holds and does:\n")
     print(balance.table(model, job.batch, job.slots))
 
     folder = cold_starts.create(workdir, job)
-    with evidence.lock(folder):
+    with run_folder.lock(folder):
         try:
             with cold_starts.kept(folder, 0):
                 found = decode(Start(folder, job, 0), job)

@@ -12,10 +12,13 @@ import time
 
 from absl import flags
 
-from fcjax import checkpoint, cli, devices, hub, sweep
-from fcjax.model import Interval, Model
-from fcjax.ownership import Plan, make_mesh
-from fcjax.text import Text
+from fcjax import cli, hub
+from fcjax.bench import sweep
+from fcjax.mesh import use_platform
+from fcjax.model import checkpoint
+from fcjax.sharded.ownership import Plan, make_mesh
+from fcjax.sharded.programs import Interval, Model
+from fcjax.text.tokenizer import Text
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("model", "weights/tiny", "Folder with config.json and weights, or a hub id.")
@@ -29,7 +32,7 @@ flags.DEFINE_string("workdir", None, "New folder for the figures. [runs/depth_sw
 
 
 def main(_):
-    devices.use("cpu", FLAGS.nodes)
+    use_platform("cpu", FLAGS.nodes)
     folder = hub.model_folder(FLAGS.model)
     source = checkpoint.open_folder(folder)
     intervals = [Interval(0, cli.depth(depth, source.cfg.L)) for depth in FLAGS.depths]

@@ -29,27 +29,18 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from fcjax import (
-    audit,
-    baseline,
-    chat,
-    checkpoint,
-    cli,
-    cold_starts,
-    devices,
-    evidence,
-    generate,
-    generation_config,
-    hub,
-    interactive,
-    parity,
-)
-from fcjax.decode import Decoder, Programs
-from fcjax.job import Job
-from fcjax.model import Interval, Model
-from fcjax.ownership import Plan, make_mesh
-from fcjax.run import Start
-from fcjax.text import Text
+from fcjax import audit, cli, cold_starts, hub
+from fcjax.decode import parity
+from fcjax.decode.loop import Decoder, Programs
+from fcjax.mesh import hardware, use_platform
+from fcjax.model import checkpoint
+from fcjax.record import baseline, run_folder
+from fcjax.record.job import Job
+from fcjax.record.start import Start
+from fcjax.sharded.ownership import Plan, make_mesh
+from fcjax.sharded.programs import Interval, Model
+from fcjax.text import chat, generate, generation_config, interactive
+from fcjax.text.tokenizer import Text
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("model", "weights/tiny", "Folder with config.json and weights, or a hub id.")
@@ -104,7 +95,7 @@ def main(_):
     sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Unicode
     sys.stdin.reconfigure(errors="replace")
     check_flags()
-    devices.use(FLAGS.platform, FLAGS.nodes)
+    use_platform(FLAGS.platform, FLAGS.nodes)
     s = setup()
     if FLAGS.evidence is not None:
         return record(s)
@@ -195,7 +186,7 @@ def record(s: Setup) -> int:
     """The same as one recorded start: every pass beside the unsharded reference."""
     job = Job(
         command="generate",
-        flags=evidence.plain(cli.flag_values()),
+        flags=run_folder.plain(cli.flag_values()),
         model_path=FLAGS.model,
         weights_sha256=s.source.digest,
         cfg=s.source.cfg,
@@ -203,7 +194,7 @@ def record(s: Setup) -> int:
         interval=s.model.interval,
         sampling=s.model.sampling,
         platform=FLAGS.platform,
-        hardware=devices.kinds(FLAGS.platform, s.model.mesh.devices.flat),
+        hardware=hardware(FLAGS.platform, s.model.mesh.devices.flat),
         dtype=FLAGS.dtype,
         length=s.length,
         cold_starts=1,
@@ -214,7 +205,7 @@ def record(s: Setup) -> int:
         baseline=baseline.none(),
     )
     folder = cold_starts.create(FLAGS.evidence, job)
-    with evidence.lock(folder):
+    with run_folder.lock(folder):
         try:
             with cold_starts.kept(folder, 0):
                 start = Start(folder, job, 0)

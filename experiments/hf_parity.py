@@ -10,11 +10,14 @@ and the text identical; where a token differs, the reference's top two logits ar
 
 from absl import flags
 
-from fcjax import checkpoint, cli, devices, hub, huggingface
-from fcjax.decode import Decoder, Programs
-from fcjax.model import Interval, Model
-from fcjax.ownership import Plan, make_mesh
-from fcjax.text import Text
+from fcjax import cli, hub
+from fcjax.bench import huggingface
+from fcjax.decode.loop import Decoder, Programs
+from fcjax.mesh import use_platform
+from fcjax.model import checkpoint
+from fcjax.sharded.ownership import Plan, make_mesh
+from fcjax.sharded.programs import Interval, Model
+from fcjax.text.tokenizer import Text
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("model", "weights/tiny", "Folder with config.json and weights, or a hub id.")
@@ -25,7 +28,7 @@ flags.DEFINE_string("prompt", "ROMEO:\n", "Text to go on from; a chat model gets
 
 def main(_):
     every = cli.numbers("nodes", FLAGS.nodes)
-    devices.use("cpu", max(every))
+    use_platform("cpu", max(every))
     folder = hub.model_folder(FLAGS.model)
     source = checkpoint.open_folder(folder)
     plans = [Plan(source.cfg, n) for n in every]  # a split that is refused is refused now

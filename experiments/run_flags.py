@@ -5,12 +5,16 @@ import sys
 
 from absl import flags
 
-from fcjax import baseline, checkpoint, cli, cold_starts, devices, hub, parity
-from fcjax.evidence import plain
-from fcjax.job import Job
-from fcjax.model import Interval
-from fcjax.sampling import Sampling
-from fcjax.text import Text
+from fcjax import cli, cold_starts, hub
+from fcjax.decode import parity
+from fcjax.mesh import hardware
+from fcjax.model import checkpoint
+from fcjax.record import baseline
+from fcjax.record.job import Job
+from fcjax.record.run_folder import plain
+from fcjax.sharded.programs import Interval
+from fcjax.sharded.sampling import Sampling
+from fcjax.text.tokenizer import Text
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("model", "weights/tiny", "Folder with config.json and weights, or a hub id.")
@@ -69,11 +73,11 @@ def _hardware() -> str:
     Asks a process of its own, as each start has to be the first.
     """
     if FLAGS.platform == "cpu":
-        return devices.kinds("cpu", ())
+        return hardware("cpu", ())
     nodes = f"{FLAGS.platform!r}, jax.devices()[:{FLAGS.nodes}]"
     code = (
-        "import jax; from fcjax import devices;"
-        f"devices.use({FLAGS.platform!r}, {FLAGS.nodes}); print(devices.kinds({nodes}))"
+        "import jax; from fcjax.mesh import hardware, use_platform;"
+        f"use_platform({FLAGS.platform!r}, {FLAGS.nodes}); print(hardware({nodes}))"
     )
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if asked.returncode:

@@ -14,9 +14,11 @@ verified, with file, line and field of every fault. 2: no run folder, or other w
 
 from absl import flags
 
-from fcjax import baseline, cli, devices, evidence
-from fcjax.recompute import Recompute
-from fcjax.verify import Verification
+from fcjax import cli
+from fcjax.mesh import use_platform
+from fcjax.record import baseline, run_folder
+from fcjax.verify.recompute import Recompute
+from fcjax.verify.run import Verification
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("run", None, "The run's folder; may also stand without --run.")
@@ -38,7 +40,7 @@ def main(argv):
         " audited again"
     )
     if FLAGS.recompute and not faults:
-        devices.use(check.job.platform, check.job.nodes)
+        use_platform(check.job.platform, check.job.nodes)
         again = Recompute(check.folder, check.job, FLAGS.model)
         again.check(check.lines, FLAGS.recompute, check.faults)
         steps = ", ".join(f"{step} of start {start}" for start, step in again.chosen)
@@ -55,7 +57,7 @@ def main(argv):
         if len(faults) > SHOWN:
             print(f"  ... and {len(faults) - SHOWN} more")
         return 1
-    found = evidence.read_json(check.folder / evidence.SUMMARY)
+    found = run_folder.read_json(check.folder / run_folder.SUMMARY)
     print(f"baseline: {baseline.words(check.job.baseline)}")
     print("what this does not show:")
     print("\n".join(f"  - {limit}" for limit in check.job.limits))

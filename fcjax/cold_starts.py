@@ -16,9 +16,11 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from fcjax import audit, cli, devices, evidence, manifest, report, summary
-from fcjax.job import Job
-from fcjax.run import Start
+from fcjax import audit, cli, manifest, report
+from fcjax.mesh import use_platform
+from fcjax.record import run_folder, summary
+from fcjax.record.job import Job
+from fcjax.record.start import Start
 
 _TAIL = 4000  # characters of a failed process's output that are kept
 
@@ -41,8 +43,8 @@ def create(folder, job: Job) -> pathlib.Path:
     Raises:
       ValueError: the folder exists; what is in it stays as it is.
     """
-    folder = evidence.new_folder(folder)
-    evidence.write_json(folder / evidence.RUN, job.to_json())
+    folder = run_folder.new_folder(folder)
+    run_folder.write_json(folder / run_folder.RUN, job.to_json())
     return folder
 
 
@@ -53,9 +55,9 @@ def read(folder) -> Job:
       ValueError: it is none.
     """
     folder = pathlib.Path(folder)
-    if not (folder / evidence.RUN).is_file():
-        raise ValueError(f"run: expected a folder with {evidence.RUN}, got none ({folder})")
-    return Job.from_json(evidence.read_json(folder / evidence.RUN))
+    if not (folder / run_folder.RUN).is_file():
+        raise ValueError(f"run: expected a folder with {run_folder.RUN}, got none ({folder})")
+    return Job.from_json(run_folder.read_json(folder / run_folder.RUN))
 
 
 def is_finished(folder) -> bool:
@@ -66,7 +68,9 @@ def is_finished(folder) -> bool:
 def missing(folder: pathlib.Path, job: Job) -> list[int]:
     """The starts that are not complete."""
     return [
-        i for i in range(job.cold_starts) if not (folder / f"start_{i}" / evidence.SUMMARY).exists()
+        i
+        for i in range(job.cold_starts)
+        if not (folder / f"start_{i}" / run_folder.SUMMARY).exists()
     ]
 
 
@@ -94,10 +98,10 @@ def keep_failure(
     start = folder / f"start_{index}"
     start.mkdir(exist_ok=True)
     attempt = summary.next_attempt(folder, index)
-    path = start / evidence.FAILURE
+    path = start / run_folder.FAILURE
     if not path.exists():
         recorded, torn = _recorded(start, folder)
-        evidence.write_json(path, {
+        run_folder.write_json(path, {
             "start": index,
             "attempt": attempt,
             "reason": reason,
@@ -109,17 +113,17 @@ def keep_failure(
         })  # fmt: skip
     kept = folder / f"start_{index}_failed_{attempt}"
     start.rename(kept)
-    evidence.sync_folder(folder)
+    run_folder.sync_folder(folder)
     return kept
 
 
 def _recorded(start: pathlib.Path, folder: pathlib.Path) -> tuple[int, bool]:
     """Decode steps that a start has on disk, and whether a line behind them is incomplete."""
-    path = start / evidence.STEPS
+    path = start / run_folder.STEPS
     if not path.exists():
         return 0, False
-    first = evidence.sha256((folder / evidence.RUN).read_bytes())
-    lines, _, faults = evidence.read_chain(path, first)
+    first = run_folder.sha256((folder / run_folder.RUN).read_bytes())
+    lines, _, faults = run_folder.read_chain(path, first)
     return sum(x.get("step", -1) >= 0 for x in lines), bool(faults)
 
 
@@ -145,9 +149,9 @@ def _reason(e: BaseException) -> str:
 def finish(folder: pathlib.Path, job: Job) -> dict:
     """Summary, report and manifest, in this order: the run is complete. Returns the summary."""
     found = summary.of_run(folder, job)
-    evidence.write_json(folder / evidence.SUMMARY, found)
+    run_folder.write_json(folder / run_folder.SUMMARY, found)
     report.write(folder)
-    evidence.seal(folder)
+    run_folder.seal(folder)
     return found
 
 
@@ -230,7 +234,7 @@ def main(argv) -> int:
 
     folder, index = pathlib.Path(argv[1]), int(argv[2])
     job = read(folder)
-    devices.use(job.platform, job.nodes)
+    use_platform(job.platform, job.nodes)
     start = Start(folder, job, index)
     say("phase", "compiling and auditing")
     try:

@@ -1,7 +1,7 @@
 """Small random models for the tests, made without torch and without the code under test.
 
 The names and shapes of the files are spelled out here, and so is how q, k, v and gate, up are
-fused: `fcjax.convert` derives both from its table, which these are to check.
+fused: `fcjax.model.convert` derives both from its table, which these are to check.
 """
 
 import json
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from fcjax.config import ModelConfig
+from fcjax.model.config import ModelConfig
 
 # Sizes differ from one another, so that a mixed-up axis is a shape error, and no split is even for
 # every N up to 7.

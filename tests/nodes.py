@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fcjax import ownership, reference
-from fcjax.model import Interval, Model
-from fcjax.ownership import AXIS, Plan
-from fcjax.sampling import Sampling
+from fcjax.model import reference
+from fcjax.sharded import ownership
+from fcjax.sharded.ownership import AXIS, Plan
+from fcjax.sharded.programs import Interval, Model
+from fcjax.sharded.sampling import Sampling
 
 
 def pad(plan: Plan, dims: str, x) -> np.ndarray:

@@ -5,18 +5,20 @@ import json
 import pathlib
 import shutil
 
-from fcjax import baseline, checkpoint, cold_starts, manifest, report
-from fcjax.job import Job
-from fcjax.model import Interval
-from fcjax.run import Start
-from fcjax.sampling import Sampling
+from fcjax import cold_starts, manifest, report
+from fcjax.model import checkpoint
+from fcjax.record import baseline
+from fcjax.record.job import Job
+from fcjax.record.start import Start
+from fcjax.sharded.programs import Interval
+from fcjax.sharded.sampling import Sampling
 from tests import models
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Python that runs before a program: every node receives the complete sum, and keeps its own shard.
 LEAK = """
 import jax
-from fcjax import ops
+from fcjax.sharded import ops
 def scatter(y_U, axis):
     y, block = jax.lax.psum(y_U, "node"), y_U.shape[axis] // jax.lax.axis_size("node")
     start = jax.lax.axis_index("node") * block

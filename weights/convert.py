@@ -11,8 +11,9 @@ import shutil
 
 from absl import flags
 
-from fcjax import checkpoint, cli, hub, manifest
-from fcjax.reference import param_shapes
+from fcjax import cli, hub, manifest
+from fcjax.model import checkpoint
+from fcjax.model.reference import param_shapes
 from weights.hf_dir import new_folder
 
 FLAGS = flags.FLAGS

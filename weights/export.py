@@ -1,12 +1,12 @@
-"""Flax parameters -> Hugging Face tensors, by the table of `fcjax.convert`."""
+"""Flax parameters -> Hugging Face tensors, by the table of `fcjax.model.convert`."""
 
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from fcjax import convert
-from fcjax.config import ModelConfig
-from fcjax.reference import param_dims
+from fcjax.model import convert
+from fcjax.model.config import ModelConfig
+from fcjax.model.reference import param_dims
 
 
 def hf_tensors(cfg: ModelConfig, params: Mapping) -> Iterator[tuple[str, np.ndarray]]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import gguf
 import numpy as np
 
-from fcjax import convert
-from fcjax.config import ModelConfig
+from fcjax.model import convert
+from fcjax.model.config import ModelConfig
 from weights.gguf_meta import Meta
 
 ARCHITECTURES = {"qwen2": gguf.MODEL_ARCH.QWEN2, "llama": gguf.MODEL_ARCH.LLAMA}

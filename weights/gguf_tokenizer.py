@@ -12,7 +12,7 @@ import json
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from fcjax.config import ModelConfig
+from fcjax.model.config import ModelConfig
 from weights.gguf_meta import Meta
 from weights.tiny_tokenizer import SPLIT as QWEN2_SPLIT
 

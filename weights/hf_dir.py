@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 from safetensors.numpy import save_file
 
-from fcjax import convert, manifest
-from fcjax.config import ModelConfig
+from fcjax import manifest
+from fcjax.model import convert
+from fcjax.model.config import ModelConfig
 
 SHARD_BYTES = 2 * 10**9
 WEIGHTS = "model.safetensors"

@@ -20,8 +20,9 @@ import pathlib
 
 from absl import flags
 
-from fcjax import cli, convert
-from fcjax.config import QWEN25
+from fcjax import cli
+from fcjax.model import convert
+from fcjax.model.config import QWEN25
 from weights import random_model
 
 _SIZE = flags.DEFINE_enum("size", "1.5b", list(QWEN25), "size of the model")

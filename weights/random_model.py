@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 from tokenizers import Tokenizer
 
-from fcjax import convert
-from fcjax.config import ModelConfig
+from fcjax.model import convert
+from fcjax.model.config import ModelConfig
 from weights import hf_dir
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")

@@ -9,7 +9,7 @@ import time
 import ml_dtypes
 import numpy as np
 
-from fcjax.config import ModelConfig
+from fcjax.model.config import ModelConfig
 from weights import export, hf_dir, tiny_tokenizer, training
 
 TINY = ModelConfig(

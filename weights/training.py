@@ -1,4 +1,4 @@
-"""Train, evaluate and sample a `fcjax.reference.Qwen2` on one sequence of token ids, in f32."""
+"""Train, evaluate and sample a `model.reference.Qwen2` on one sequence of token ids, in f32."""
 
 import functools
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ import optax
 from flax import nnx
 from optax.contrib import MuonDimensionNumbers, muon
 
-from fcjax.config import ModelConfig
-from fcjax.reference import Qwen2, abstract_model, get_params, init_cache, set_params
+from fcjax.model.config import ModelConfig
+from fcjax.model.reference import Qwen2, abstract_model, get_params, init_cache, set_params
 
 
 def init_params(cfg: ModelConfig, seed: int) -> dict[str, jax.Array]:

@@ -3,8 +3,7 @@
 from fcjax.audit.certify import certify
 from fcjax.audit.check import audit_compiled, audit_interval
 from fcjax.audit.contract import Contract, interval_contract
-from fcjax.audit.hlo import Unauditable, parse
-from fcjax.audit.roles import (
+from fcjax.audit.domain.roles import (
     Complete,
     Public,
     Signature,
@@ -14,6 +13,7 @@ from fcjax.audit.roles import (
     signature,
     tensor,
 )
+from fcjax.audit.hlo.graph import Unauditable, parse
 from fcjax.audit.verdict import Collective, Failed, Verdict, Violation
 from fcjax.audit.wire import sent_bytes, sent_elements
 

@@ -2,10 +2,10 @@
 
 import jax
 
-from fcjax.audit import guard
 from fcjax.audit.check import audit_compiled, audit_interval
 from fcjax.audit.contract import Contract, open_contract
-from fcjax.audit.roles import Signature
+from fcjax.audit.domain.roles import Signature
+from fcjax.audit.hlo import guard
 from fcjax.audit.verdict import Verdict
 
 

@@ -4,7 +4,6 @@ import math
 
 import jax
 
-from fcjax.audit import traffic
 from fcjax.audit.contract import Contract, Expected
 from fcjax.audit.crossing import (
     BEHIND,
@@ -16,11 +15,12 @@ from fcjax.audit.crossing import (
     Crossing,
     holds,
 )
+from fcjax.audit.domain.roles import Complete, Public, State
+from fcjax.audit.domain.values import Kind, Statistic, Value, is_split, words
 from fcjax.audit.entry import entry_faults, fits, sharding_faults
-from fcjax.audit.hlo import Instruction, Module, Unauditable, parse
+from fcjax.audit.hlo.graph import Instruction, Module, Unauditable, parse
 from fcjax.audit.provenance import Flow, walk
-from fcjax.audit.roles import Complete, Public, State
-from fcjax.audit.values import Kind, Statistic, Value, is_split, words
+from fcjax.audit.rules import traffic
 from fcjax.audit.verdict import Collective, Verdict, Violation
 
 

@@ -9,8 +9,7 @@ layer and not only with a count.
 import dataclasses
 import math
 
-from fcjax.audit.exchange import Declared
-from fcjax.audit.roles import (
+from fcjax.audit.domain.roles import (
     Complete,
     Public,
     Signature,
@@ -21,10 +20,11 @@ from fcjax.audit.roles import (
     signature,
     tensor,
 )
-from fcjax.audit.values import Read, Statistic, Sum
-from fcjax.boundaries import boundaries, compatibility_all_gather
-from fcjax.ownership import INTERVAL_CUT, SPLIT_DIMS, STATE, Plan
-from fcjax.reference import LAYER_PARAMS, MODEL_PARAMS
+from fcjax.audit.domain.values import Read, Statistic, Sum
+from fcjax.audit.rules.exchange import Declared
+from fcjax.model.reference import LAYER_PARAMS, MODEL_PARAMS
+from fcjax.sharded.operators import boundaries, compatibility_all_gather
+from fcjax.sharded.ownership import INTERVAL_CUT, SPLIT_DIMS, STATE, Plan
 
 GATHER = "compatibility all-gather"
 
@@ -82,8 +82,8 @@ def interval_contract(model, batch: int, tokens: int, length: int) -> Contract:
     """The contract of `model.inside(T)` for B rows, T new tokens and caches of S slots.
 
     Args:
-      model: a `fcjax.model.Model`; only its plan, interval, sampling and the layout of `inside` are
-        read.
+      model: a `fcjax.sharded.programs.Model`; only its plan, interval, sampling and the layout of
+        `inside` are read.
     """
     plan, program = model.plan, model.inside(tokens)
     roles = _Roles(plan, {"B": batch, "T": tokens, "S": length})

@@ -3,13 +3,13 @@
 import dataclasses
 import math
 
-from fcjax.audit import contraction
-from fcjax.audit import digits as dg
-from fcjax.audit.digits import Axis, Digit, Part
-from fcjax.audit.exchange import Declared, Exchanges
-from fcjax.audit.hlo import Instruction, Shape
-from fcjax.audit.roles import Signature, Tensor
-from fcjax.audit.values import Kind, Statistic, Sum, Value, is_split, mixed, public
+from fcjax.audit.domain import digits as dg
+from fcjax.audit.domain.digits import Axis, Digit, Part
+from fcjax.audit.domain.roles import Signature, Tensor
+from fcjax.audit.domain.values import Kind, Statistic, Sum, Value, is_split, mixed, public
+from fcjax.audit.hlo.graph import Instruction, Shape
+from fcjax.audit.rules import contraction
+from fcjax.audit.rules.exchange import Declared, Exchanges
 
 CONTRACTION, STATISTIC, GATHER = "contraction", "statistic", "gather"
 EXCHANGE = "exchange"

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from fcjax.audit.groups import iota, mesh_devices
-from fcjax.audit.hlo import Instruction, Module, Unauditable
-from fcjax.audit.roles import Role, Signature, State
+from fcjax.audit.domain.roles import Role, Signature, State
+from fcjax.audit.hlo.graph import Instruction, Module, Unauditable
+from fcjax.audit.hlo.groups import iota, mesh_devices
 from fcjax.audit.verdict import Violation
 
 _REPLICATED, _TILED = 0, 3  # OpSharding.Type

@@ -8,12 +8,12 @@ in an unknown order, which may not leave the node, and `traffic` forbids collect
 
 import dataclasses
 
-from fcjax.audit import contraction, traffic, transfer
 from fcjax.audit.crossing import Crossing, judge
-from fcjax.audit.exchange import Declared, Exchanges
-from fcjax.audit.hlo import Computation, Instruction, Module, Shape, Unauditable
-from fcjax.audit.roles import Complete, Public, Role, Signature, State, Table, Weight
-from fcjax.audit.values import Kind, Trail, Tree, Value, leaves, mixed, public
+from fcjax.audit.domain.roles import Complete, Public, Role, Signature, State, Table, Weight
+from fcjax.audit.domain.values import Kind, Trail, Tree, Value, leaves, mixed, public
+from fcjax.audit.hlo.graph import Computation, Instruction, Module, Shape, Unauditable
+from fcjax.audit.rules import contraction, local, traffic
+from fcjax.audit.rules.exchange import Declared, Exchanges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Walker:
                 return _tree(i, i.shape, operands)
             case _ if i.opcode in traffic.COLLECTIVES:
                 return self.collective(i, operands)
-        return transfer.apply(i, operands)
+        return local.apply(i, operands)
 
     def opaque(self, i: Instruction, operands: list[Tree]) -> Tree:
         if i.opcode == "custom-call" and i["custom_call_target"] in traffic.GEMMS:

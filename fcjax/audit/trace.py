@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import jax
 
-from fcjax.audit import traffic
-from fcjax.audit.hlo import Module, Unauditable
+from fcjax.audit.hlo.graph import Module, Unauditable
+from fcjax.audit.rules import traffic
 
 _STARTS = tuple(sorted(traffic.COLLECTIVES | traffic.TRANSFERS))
 

@@ -7,7 +7,7 @@ in the type that the compiler chose for the wire, and only of collectives that w
 from collections.abc import Iterable
 
 from fcjax.audit.verdict import Collective
-from fcjax.boundaries import share
+from fcjax.sharded.operators import share
 
 # Of one element of each type on the wire.
 BYTES = {

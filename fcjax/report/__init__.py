@@ -8,7 +8,7 @@ shown as what it is.
 import importlib.resources
 import pathlib
 
-from fcjax import evidence
+from fcjax.record import run_folder
 from fcjax.report import charts, checks, claim, collectives, interval, tables
 from fcjax.report.folder import Run
 from fcjax.report.markup import Markup, el, join
@@ -31,8 +31,8 @@ def write(run_dir) -> pathlib.Path:
     Raises:
       ValueError: the folder has no run.json, or it is none.
     """
-    path = pathlib.Path(run_dir) / evidence.REPORT
-    evidence.write(path, render(run_dir))
+    path = pathlib.Path(run_dir) / run_folder.REPORT
+    run_folder.write(path, render(run_dir))
     return path
 
 

@@ -7,10 +7,10 @@ in the page, and what contradicts the summaries is a fault.
 import pathlib
 import statistics
 
-from fcjax import evidence
-from fcjax.job import FORMAT
+from fcjax.record import run_folder
+from fcjax.record.job import FORMAT
+from fcjax.record.summary import failed_folders
 from fcjax.report.start import Owners, Start, contradictions, largest, read
-from fcjax.summary import failed_folders
 
 _OF_RUN = ("asked", "recorded", "passed_steps", "failed_starts", "worst", "median_seconds",
            "passed")  # fmt: skip
@@ -39,18 +39,18 @@ class Run:
           ValueError: there is no run.json, or it is none.
         """
         folder = pathlib.Path(folder)
-        path = folder / evidence.RUN
+        path = folder / run_folder.RUN
         if not path.is_file():
-            raise ValueError(f"run: expected a folder with {evidence.RUN}, got none ({folder})")
-        self.job = evidence.read_json(path)
+            raise ValueError(f"run: expected a folder with {run_folder.RUN}, got none ({folder})")
+        self.job = run_folder.read_json(path)
         if not isinstance(self.job, dict) or self.job.get("format") != FORMAT:
             raise ValueError(f"run.json: expected format {FORMAT!r}, got another ({folder})")
-        self.run_sha256 = evidence.sha256(path.read_bytes())
+        self.run_sha256 = run_folder.sha256(path.read_bytes())
         self.faults: list[str] = []
         self.failed_checks: list[str] = []
-        self.summary, fault = read(folder / evidence.SUMMARY, _OF_RUN)
+        self.summary, fault = read(folder / run_folder.SUMMARY, _OF_RUN)
         if fault:
-            self.faults.append(f"{evidence.SUMMARY}: {fault}")
+            self.faults.append(f"{run_folder.SUMMARY}: {fault}")
         self.starts = {
             i: Start(folder / f"start_{i}", self.run_sha256)
             for i in range(self.job["cold_starts"])

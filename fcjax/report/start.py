@@ -9,7 +9,7 @@ import json
 import pathlib
 import statistics
 
-from fcjax import evidence
+from fcjax.record import run_folder
 
 _OF_SUMMARY = ("steps", "passed_steps", "median_seconds", "worst", "last_line", "passed")
 
@@ -88,11 +88,11 @@ class Start:
         self.folder, self.name = folder, folder.name
         self.index = int(folder.name.split("_")[1])
         self.faults: list[str] = []
-        self.failure = self._json(evidence.FAILURE, "reason")
+        self.failure = self._json(run_folder.FAILURE, "reason")
         self.environment = self._json(
-            evidence.ENVIRONMENT, "process", "versions", "hardware", "settings", "seconds"
+            run_folder.ENVIRONMENT, "process", "versions", "hardware", "settings", "seconds"
         )
-        self.summary = self._json(evidence.SUMMARY, *_OF_SUMMARY, "caches", "trace", "faults")
+        self.summary = self._json(run_folder.SUMMARY, *_OF_SUMMARY, "caches", "trace", "faults")
         self.certificates = {}
         for audit in sorted(folder.glob("audit_T*"), key=lambda f: int(f.name[7:])):
             found = self._json(f"{audit.name}/certificate.json", "verdict", "program")
@@ -103,7 +103,7 @@ class Start:
         self.live: dict[str, dict[str, tuple[int, int]]] = {"entry": {}, "exit": {}}
         self.public = 0
         self.last_line = first
-        if (folder / evidence.STEPS).exists():
+        if (folder / run_folder.STEPS).exists():
             self._read_steps()
         if self.summary is not None:
             self._compare()
@@ -172,7 +172,7 @@ class Start:
 
     def _read_steps(self) -> None:
         unreadable = 0
-        with open(self.folder / evidence.STEPS, "rb") as f:
+        with open(self.folder / run_folder.STEPS, "rb") as f:
             for raw in f:
                 line = raw.removesuffix(b"\n")
                 try:
@@ -186,7 +186,7 @@ class Start:
                 except (ValueError, KeyError, TypeError, AttributeError):
                     unreadable += 1
                 if raw.endswith(b"\n"):
-                    self.last_line = evidence.sha256(line)
+                    self.last_line = run_folder.sha256(line)
         if unreadable and self.failure is None:
             self.faults.append(f"{self.name}: {unreadable} line(s) of steps.jsonl cannot be read")
 
@@ -244,7 +244,7 @@ def read(path: pathlib.Path, fields) -> tuple[dict | None, str | None]:
     if not path.exists():
         return None, None
     try:
-        found = evidence.read_json(path)
+        found = run_folder.read_json(path)
     except ValueError:
         return None, "it cannot be read"
     missing = [n for n in fields if n not in found] if isinstance(found, dict) else list(fields)

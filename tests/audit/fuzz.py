@@ -3,9 +3,9 @@
     python -m tests.audit.fuzz CASE SECONDS SEED
 
 CASE is a pickled (text, contract). Each damaged program is audited in a process of its own, because
-XLA's parser ends the process on some of them (`fcjax.audit.guard` is there for that). Prints how
-they ended, as JSON; exits with 1 and the damage if one crashed or hung in our code, or was clean
-with another meaning.
+XLA's parser ends the process on some of them (`fcjax.audit.hlo.guard` is there for that). Prints
+how they ended, as JSON; exits with 1 and the damage if one crashed or hung in our code, or was
+clean with another meaning.
 """
 
 import collections

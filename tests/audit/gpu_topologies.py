@@ -9,11 +9,12 @@ import pathlib
 
 import pytest
 
-from fcjax import aot, audit
-from fcjax.model import Interval, Model
-from fcjax.ownership import Plan
-from fcjax.sampling import Sampling
-from tests.audit.programs import QWEN_15, SAMPLED
+from experiments.adversary.programs import QWEN_15, SAMPLED
+from fcjax import audit
+from fcjax.decode import aot
+from fcjax.sharded.ownership import Plan
+from fcjax.sharded.programs import Interval, Model
+from fcjax.sharded.sampling import Sampling
 
 PYTHON = pathlib.Path(".venv-aot/bin/python")
 

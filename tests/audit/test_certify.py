@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fcjax import audit, ownership
+from fcjax import audit
 from fcjax.audit import Complete, State, Weight, entry, tensor
-from fcjax.ownership import AXIS
+from fcjax.sharded import ownership
+from fcjax.sharded.ownership import AXIS
 
 D, F, B, N = 26, 34, 3, 2
 

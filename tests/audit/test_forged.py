@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from experiments.adversary.programs import honest
 from fcjax import audit
-from tests.audit.programs import honest
 
 
 @pytest.fixture(scope="module")

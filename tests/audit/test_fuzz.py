@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.adversary.programs import WHOLE, honest
 from fcjax import audit
-from fcjax.audit import Public, State, Weight, guard, tensor
-from fcjax.sampling import Sampling
-from tests.audit.programs import WHOLE, honest
+from fcjax.audit import Public, State, Weight, tensor
+from fcjax.audit.hlo import guard
+from fcjax.sharded.sampling import Sampling
 
 
 @pytest.fixture(scope="module")

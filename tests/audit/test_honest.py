@@ -2,9 +2,9 @@
 
 import pytest
 
+from experiments.adversary.programs import HONEST, SAMPLED, TINY, WHOLE, honest
 from fcjax import audit
-from fcjax.sampling import Sampling
-from tests.audit.programs import HONEST, SAMPLED, TINY, WHOLE, honest
+from fcjax.sharded.sampling import Sampling
 
 
 @pytest.mark.parametrize("name", HONEST)

@@ -4,9 +4,9 @@ import collections
 
 import pytest
 
+from experiments.adversary import mutate_collectives, mutations
+from experiments.adversary.programs import SAMPLED, WHOLE, honest
 from fcjax import audit
-from tests.audit import mutate_collectives, mutations
-from tests.audit.programs import SAMPLED, WHOLE, honest
 
 N = 3  # as many rows as nodes: a scatter over the batch has the right count of elements
 ONE = WHOLE | {"layers": 1}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.audit.planted import PLANTED
-from tests.audit.planted_whole import PLANTED_WHOLE
-from tests.audit.programs import verdict
+from experiments.adversary.planted import PLANTED
+from experiments.adversary.planted_whole import PLANTED_WHOLE
+from experiments.adversary.programs import verdict
 
 ALL = PLANTED | PLANTED_WHOLE
 

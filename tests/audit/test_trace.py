@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.adversary.programs import LENGTH, WHOLE, interval_model
 from fcjax import audit
 from fcjax.audit import trace
-from fcjax.sampling import Sampling
-from tests.audit.programs import LENGTH, WHOLE, interval_model
+from fcjax.sharded.sampling import Sampling
 
 N, STEPS = 3, 4
 

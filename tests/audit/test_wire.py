@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import pytest
 
+from experiments.adversary.programs import SAMPLED, WHOLE, honest, interval_model
 from fcjax import audit
-from fcjax.boundaries import boundaries, compatibility_all_gather
-from fcjax.sampling import Sampling
-from tests.audit.programs import SAMPLED, WHOLE, honest, interval_model
+from fcjax.sharded.operators import boundaries, compatibility_all_gather
+from fcjax.sharded.sampling import Sampling
 
 PROGRAMS = {
     "depth 1": {"depth": 1},

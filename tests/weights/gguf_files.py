@@ -5,7 +5,7 @@ import json
 import gguf
 import numpy as np
 
-from fcjax.config import ModelConfig
+from fcjax.model.config import ModelConfig
 from tests import models
 from weights import tiny_tokenizer
 

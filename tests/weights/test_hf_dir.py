@@ -11,8 +11,9 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from fcjax import convert, manifest
-from fcjax.reference import abstract_model, init_cache, set_params
+from fcjax import manifest
+from fcjax.model import convert
+from fcjax.model.reference import abstract_model, init_cache, set_params
 from tests import models
 from weights import export, hf_dir
 

@@ -12,7 +12,7 @@ import transformers
 from safetensors.numpy import load_file
 
 from fcjax import manifest
-from fcjax.config import ModelConfig
+from fcjax.model.config import ModelConfig
 from tests.weights import gguf_files
 from weights import gguf_import
 

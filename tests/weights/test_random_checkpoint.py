@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from fcjax import convert, manifest
-from fcjax.config import QWEN25, ModelConfig
-from fcjax.reference import abstract_model, init_cache, set_params
+from fcjax import manifest
+from fcjax.model import convert
+from fcjax.model.config import QWEN25, ModelConfig
+from fcjax.model.reference import abstract_model, init_cache, set_params
 from tests import models
 from tests.weights import gguf_files
 from weights import hf_dir, random_model, tiny_tokenizer

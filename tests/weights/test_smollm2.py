@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from fcjax.config import ModelConfig
+from fcjax.model.config import ModelConfig
 from tests.weights.test_import_gguf import TEXTS
 from weights import gguf_import
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 import weights
 from fcjax import manifest
-from fcjax.config import ModelConfig
+from fcjax.model.config import ModelConfig
 from tests import models
 from tests.weights import gguf_files
 from weights import tiny_model, tiny_tokenizer, training

@@ -1,0 +1,102 @@
+"""What the inputs and outputs of a program are: the caller's side of an audit."""
+
+import dataclasses
+from collections.abc import Iterable
+
+import jax
+
+from fcjax.audit.domain.digits import Axis, Digit, Dims, Part, join
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """The axes of one value, as one node holds it.
+
+    Attributes:
+      name: how reports call it, for example "residual" or "layers.0.qkv".
+      axes: one axis a dimension.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(a.size for a in self.axes)
+
+    @property
+    def split(self) -> Axis | None:
+        """The axis that is split over the nodes, if there is one."""
+        found = [a for a in self.axes if a.split]
+        return found[0] if found else None
+
+    def __post_init__(self):
+        names = [a.name for a in self.axes]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{self.name}: expected axes of different names, got {names}")
+        if sum(a.split for a in self.axes) > 1:
+            raise ValueError(f"{self.name}: expected at most one split axis, got {self.axes}")
+
+    def digits(self, field: str) -> Dims:
+        """Its dimensions, tagged as state or as weight."""
+        return tuple(join([Digit(a.size, **{field: Part(a, 1)})]) for a in self.axes)
+
+
+class State(Tensor):
+    """A shard of state: the node's own coordinates and no others."""
+
+
+class Weight(Tensor):
+    """The node's declared block of a weight; a contraction with it may leave the node."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table(Weight):
+    """A weight whose rows are state: an embedding, of which the node holds its own columns.
+
+    A row that is looked up whole, by a public value, over all of the table's other axis, is the
+    node's shard of the state `rows`. In a contraction the table is a weight like any other.
+    """
+
+    rows: str = "residual"
+
+
+class Public(Tensor):
+    """A value that says nothing about the state: token ids, positions, masks."""
+
+
+class Complete(Tensor):
+    """A result that holds the complete state: only behind the compatibility all-gather."""
+
+
+Role = State | Weight | Public | Complete
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """Roles of a program's flat parameters and results, in order.
+
+    Attributes:
+      nodes: how many nodes run it.
+      parameters: one role for each entry parameter.
+      results: one role for each array of the result.
+    """
+
+    nodes: int
+    parameters: tuple[Role, ...]
+    results: tuple[Role, ...]
+
+
+def tensor(kind: type[Tensor], name: str, dims: Iterable[str], shape, split=None) -> Tensor:
+    """A role from letters and the node's own shape, with the split letter if there is one."""
+    axes = (Axis(d, n, d == split) for d, n in zip(dims, shape, strict=True))
+    return kind(name, tuple(axes))
+
+
+def signature(nodes: int, parameters, results) -> Signature:
+    """A signature from two trees of roles, flattened as JAX flattens arguments and results."""
+    flat = (
+        tuple(jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Tensor)))
+        for tree in (parameters, results)
+    )
+    return Signature(nodes, *flat)

@@ -1,0 +1,312 @@
+"""A graph of an optimized HLO module: the only door to XLA's parser, which no one promises.
+
+XLA parses the text (`jaxlib._hlo`) and hands the module back as HloModuleProto bytes; `proto`
+decodes them and this module links the result into immutable Python objects. The bytes are the
+better source than each instruction's text: one decoder with fixed field numbers covers shapes,
+layouts, attributes and all spellings of replica groups, with no grammar of our own. One thing is
+not in the proto, the numbers of partitions and replicas; they are read from the header line that
+XLA prints (`_header`).
+
+XLA's parser validates names, types and structure, not meaning: what an instruction does to the
+state is for `provenance` to derive, and anything not understood is an `Unauditable` error.
+"""
+
+import dataclasses
+import json
+
+from fcjax.audit.hlo import groups as device_groups
+from fcjax.audit.hlo.proto import Unauditable, decode
+
+__all__ = ["Computation", "Instruction", "Module", "Shape", "Slice", "Unauditable", "parse"]
+
+_DTYPES = {
+    1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64",
+    10: "f16", 11: "f32", 12: "f64", 13: "tuple", 14: "opaque", 15: "c64", 16: "bf16", 17: "token",
+    18: "c128", 19: "f8e5m2", 20: "f8e4m3fn", 21: "s4", 22: "u4", 23: "f8e4m3b11fnuz",
+    24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4", 30: "s1",
+    31: "u1", 32: "f4e2m1fn", 33: "f8e8m0fnu", 35: "f6e3m2fn", 36: "f6e2m3fn",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """Shape of one value.
+
+    Attributes:
+      dtype: "f32", ..., or "tuple", "token".
+      dims: logical dimensions; empty for scalars and tuples.
+      layout: dimensions from minor to major; None for tuples and tokens.
+      memory: memory space; 0 is the device's main memory.
+      elements: shapes of a tuple's elements.
+    """
+
+    dtype: str
+    dims: tuple[int, ...] = ()
+    layout: tuple[int, ...] | None = None
+    memory: int = 0
+    elements: tuple["Shape", ...] = ()
+
+    def __str__(self):
+        if self.dtype == "tuple":
+            return f"({', '.join(map(str, self.elements))})"
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+    def leaves(self) -> tuple["Shape", ...]:
+        """The shape itself, or those of all arrays and tokens in a tuple."""
+        if self.dtype != "tuple":
+            return (self,)
+        return tuple(leaf for element in self.elements for leaf in element.leaves())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slice:
+    """Range of one dimension of a `slice` instruction."""
+
+    start: int
+    limit: int
+    stride: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Instruction:
+    """One instruction; instructions are compared by identity.
+
+    Attributes:
+      operands: the instructions whose values it reads.
+      called: the computations it calls: a fusion's or a call's body, a reduction's combiner, a
+        loop's (body, condition), a conditional's branches, an async wrapper's wrapped computation.
+      scope: the `op_name` of the metadata, where jax.named_scope is found again.
+      groups: explicit replica groups, in device order; empty if it has none.
+      backend_config: the backend's text, "" if it has none.
+      attributes: the other decoded fields of HloInstructionProto, by name.
+    """
+
+    name: str
+    opcode: str
+    shape: Shape
+    operands: tuple["Instruction", ...]
+    called: tuple["Computation", ...]
+    scope: str
+    groups: device_groups.Groups
+    backend_config: str
+    attributes: dict
+
+    def __repr__(self):
+        return f"%{self.name} = {self.shape} {self.opcode}"
+
+    def __getitem__(self, field: str):
+        return self.attributes[field]
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        return tuple(Slice(**s) for s in self["slice_dimensions"])
+
+    def config(self) -> dict:
+        """The backend config as JSON; Unauditable if it is not."""
+        try:
+            config = json.loads(self.backend_config or "{}")
+        except json.JSONDecodeError as e:
+            raise Unauditable(f"{self.name}: expected a JSON backend config, got {e}") from None
+        if not isinstance(config, dict):
+            raise Unauditable(f"{self.name}: expected a JSON object as backend config")
+        return config
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Computation:
+    """Instructions in the order in which they run (a valid order of definition in a fusion)."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+    root: Instruction
+    thread: str
+
+    @property
+    def parameters(self) -> tuple[Instruction, ...]:
+        """Parameters by number; Unauditable if a number is missing or double."""
+        found = sorted(
+            (i for i in self.instructions if i.opcode == "parameter"),
+            key=lambda i: i["parameter_number"],
+        )
+        if [i["parameter_number"] for i in found] != list(range(len(found))):
+            raise Unauditable(
+                f"{self.name}: expected parameters 0 to {len(found) - 1}, got {found}"
+            )
+        return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Alias:
+    """An output buffer that reuses the buffer of a parameter; indices are tuple paths."""
+
+    output: tuple[int, ...]
+    parameter: int
+    parameter_index: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Module:
+    """One program, as every device runs it.
+
+    Attributes:
+      scheduled: the order of the instructions is the order in which they are started.
+      devices: devices that run it; one partition each.
+      computations: callees before callers, so that the entry is the last.
+    """
+
+    name: str
+    entry: Computation
+    computations: tuple[Computation, ...]
+    scheduled: bool
+    devices: int
+    aliases: tuple[Alias, ...]
+    xla: object = dataclasses.field(repr=False)
+
+    def line(self, instruction: Instruction) -> str:
+        """The instruction's text as XLA prints it, without metadata and backend config."""
+        for computation in self.xla.computations():
+            for i in computation.instructions():
+                if i.name == instruction.name:
+                    return i.to_string().split(", metadata=")[0].split(", backend_config=")[0]
+        return repr(instruction)
+
+
+def parse(text: str) -> Module:
+    """Parse one HLO module in text form.
+
+    Raises:
+      Unauditable: XLA refuses the text, or the module uses something that this graph cannot hold.
+    """
+    from jaxlib import _hlo  # internal to jaxlib; imported nowhere else
+
+    try:
+        xla = _hlo.hlo_module_from_text(text)
+        data = xla.as_serialized_hlo_module_proto()
+        header = _header(xla.to_string())
+    except Unauditable:
+        raise
+    except Exception as e:  # XlaRuntimeError, whose home moves between versions of jaxlib
+        message = str(e).strip().splitlines()
+        raise Unauditable(f"HLO text: {message[0] if message else type(e).__name__}") from None
+    replicas = header.get("replica_count", 1)
+    if replicas != 1:
+        raise Unauditable(f"{xla.name}: expected one replica, got replica_count={replicas}")
+    return _link(decode(data), header.get("num_partitions", 1), xla)
+
+
+def _header(text: str) -> dict[str, int]:
+    """The integer attributes of the first line, for example ``num_partitions=2``."""
+    line, depth, quoted, start, parts = text.partition("\n")[0], 0, False, 0, []
+    for pos, char in enumerate(line):
+        if char == '"' and line[pos - 1] != "\\":
+            quoted = not quoted
+        elif not quoted and char in "{[(":
+            depth += 1
+        elif not quoted and char in "}])":
+            depth -= 1
+        elif char == "," and depth == 0 and not quoted:
+            parts.append(line[start:pos])
+            start = pos + 1
+    if depth or quoted:
+        raise Unauditable(f"HLO header: expected balanced brackets, got {line[:80]!r}")
+    parts.append(line[start:])
+    pairs = (part.strip().partition("=") for part in parts)
+    return {key: int(value) for key, _, value in pairs if value.isdecimal()}
+
+
+def _link(proto: dict, devices: int, xla) -> Module:
+    if proto["is_dynamic"]:
+        raise Unauditable(f"{proto['name']}: expected static shapes, got a dynamic module")
+    order = {s["key"]: s["value"] for s in (proto["schedule"] or {"sequences": ()})["sequences"]}
+    payloads = proto["payloads"]
+    computations: dict[int, Computation] = {}
+    for c in proto["computations"]:
+        if c["id"] in computations:
+            raise Unauditable(f"{c['name']}: expected one computation with id {c['id']}")
+        computations[c["id"]] = _computation(c, order.get(c["id"]), computations, devices, payloads)
+    entry_id = proto["entry_computation_id"]
+    if entry_id not in computations:
+        raise Unauditable(f"{proto['name']}: expected an entry computation, got id {entry_id}")
+    return Module(
+        name=proto["name"],
+        entry=computations[entry_id],
+        computations=tuple(computations.values()),
+        scheduled=entry_id in order,
+        devices=devices,
+        aliases=tuple(
+            Alias(a["output_shape_index"], a["parameter_number"], a["parameter_shape_index"])
+            for a in (proto["input_output_alias"] or {"entries": ()})["entries"]
+        ),
+        xla=xla,
+    )
+
+
+def _computation(proto: dict, order, computations, devices: int, payloads) -> Computation:
+    by_id: dict[int, Instruction] = {}
+    for i in proto["instructions"]:
+        if i["id"] in by_id:
+            raise Unauditable(f"{i['name']}: expected one instruction with id {i['id']}")
+        by_id[i["id"]] = _instruction(i, by_id, computations, devices, payloads)
+    if proto["root_id"] not in by_id:
+        raise Unauditable(f"{proto['name']}: expected a root, got id {proto['root_id']}")
+    sequence = tuple(by_id.values())
+    if order is not None:
+        ids = order["instruction_ids"] if order else ()
+        if sorted(ids) != sorted(by_id):
+            raise Unauditable(f"{proto['name']}: expected each instruction once in the schedule")
+        sequence = tuple(by_id[i] for i in ids)
+    position = {i: n for n, i in enumerate(sequence)}
+    for i in sequence:
+        if any(position[o] > position[i] for o in i.operands):
+            raise Unauditable(f"{i.name}: expected its operands earlier in the schedule")
+    thread = proto["execution_thread"]
+    return Computation(proto["name"], sequence, by_id[proto["root_id"]], thread)
+
+
+def _instruction(proto: dict, by_id, computations, devices: int, payloads) -> Instruction:
+    name = proto["name"]
+    try:
+        operands = tuple(by_id[i] for i in proto["operand_ids"])
+        called = tuple(computations[i] for i in proto["called_computation_ids"])
+    except KeyError as e:
+        raise Unauditable(f"{name}: expected operands and callees before it, got id {e}") from None
+    if proto["shape"] is None:
+        raise Unauditable(f"{name}: expected a shape, got none")
+    config = proto["backend_config"]
+    if proto["backend_config_payload"] is not None:
+        payload = proto["backend_config_payload"]
+        inline = payload["value"] or not payloads
+        config = payload["value"] if inline else payloads[payload["id"]]
+    return Instruction(
+        name=name,
+        opcode=proto["opcode"],
+        shape=_shape(proto["shape"], name),
+        operands=operands,
+        called=called,
+        scope=(proto["metadata"] or {"op_name": ""})["op_name"],
+        groups=device_groups.replica_groups(proto, devices, name),
+        backend_config=config.decode("utf-8", "replace"),
+        attributes=proto,
+    )
+
+
+def _shape(proto: dict, where: str) -> Shape:
+    dtype = _DTYPES.get(proto["element_type"])
+    if dtype is None:
+        raise Unauditable(f"{where}: expected a known element type, got {proto['element_type']}")
+    if any(proto["is_dynamic_dimension"]):
+        raise Unauditable(f"{where}: expected static dimensions, got {proto['dimensions']}")
+    layout = proto["layout"]
+    if layout and (
+        layout["tiles"] or layout["split_configs"] or layout["physical_shape"]
+        or layout["dynamic_shape_metadata_prefix_bytes"]
+    ):  # fmt: skip
+        raise Unauditable(f"{where}: expected a plain layout, got a tiled, split or sparse one")
+    dims = proto["dimensions"]
+    if dtype in ("tuple", "token", "opaque"):
+        elements = tuple(_shape(s, where) for s in proto["tuple_shapes"])
+        return Shape(dtype, elements=elements)
+    order = layout["minor_to_major"] if layout else tuple(reversed(range(len(dims))))
+    if sorted(order) != list(range(len(dims))):
+        raise Unauditable(f"{where}: expected a layout of {len(dims)} dimensions, got {order}")
+    return Shape(dtype, dims, order, layout["memory_space"] if layout else 0)

@@ -1,0 +1,87 @@
+"""Which instructions may move data between nodes or to the host, wherever they hide.
+
+The walk of `provenance` follows values; this module looks at every instruction of every computation
+that the entry can reach, so that nothing is missed because its value was not followed.
+"""
+
+from collections.abc import Iterator
+
+from fcjax.audit.hlo.graph import Computation, Instruction, Module, Unauditable
+from fcjax.audit.rules import local
+from fcjax.audit.verdict import Violation
+
+# Collectives that `provenance` judges one by one, where it can see their operands.
+JUDGED = {
+    "all-gather", "all-gather-start", "all-reduce", "all-reduce-start", "reduce-scatter",
+}  # fmt: skip
+# Collectives that no contract contains.
+COLLECTIVES = JUDGED | {
+    "all-to-all", "collective-broadcast", "collective-permute", "collective-permute-start",
+    "ragged-all-to-all",
+}  # fmt: skip
+# Transfers to or from the host or another device.
+TRANSFERS = {"infeed", "outfeed", "recv", "recv-done", "send", "send-done"}
+# Custom calls that run on the node alone. The rest fail closed: a name says nothing about what a
+# library does (NVSHMEM, host callbacks and Triton all-reduces are custom calls too).
+GEMMS = {"__cublas$gemm", "__cublas$lt$matmul"}
+LOCAL_CALLS = GEMMS | {"TopK", "__cub$DeviceRadixSort", "__gpu$TopK"}
+
+# Memory spaces: 0 is the device; XLA:GPU puts the buffers of collectives in 1 (xla/layout.h,
+# gpu_memory_space_assignment.h). 5 is the host's memory.
+_DEVICE_MEMORY = {0, 1}
+_DEVICE_THREADS = {"", "main", "explicit", "parallel"}
+_CALLS = {"call", "async-start"}
+# Operators that `provenance` handles itself, beside those that have a rule in `transfer`.
+_STRUCTURE = _CALLS | {
+    "add-dependency", "after-all", "all-gather-done", "all-reduce-done", "async-done",
+    "async-update", "collective-permute-done", "conditional", "copy-done", "copy-start",
+    "custom-call", "fusion", "get-tuple-element", "opt-barrier", "parameter", "tuple", "while",
+}  # fmt: skip
+_KNOWN = set(local.RULES) | _STRUCTURE | COLLECTIVES | TRANSFERS
+
+
+def scan(module: Module) -> Iterator[Violation]:
+    """Violations that are visible without following values."""
+    for computation, straight in reachable(module).items():
+        if computation.thread not in _DEVICE_THREADS:
+            yield Violation(
+                "host-transfer",
+                f"computation {computation.name} runs on execution thread {computation.thread!r}",
+            )
+        for i in computation.instructions:
+            yield from _instruction(module, i, straight)
+
+
+def reachable(module: Module) -> dict[Computation, bool]:
+    """Computations that the entry reaches, and whether each runs exactly once, in straight line."""
+    found: dict[Computation, bool] = {}
+    todo = [(module.entry, True)]
+    while todo:
+        computation, straight = todo.pop()
+        if computation in found and (found[computation] <= straight):
+            continue
+        found[computation] = straight
+        for i in computation.instructions:
+            todo += [(c, straight and i.opcode in _CALLS) for c in i.called]
+    return found
+
+
+def _instruction(module: Module, i: Instruction, straight: bool) -> Iterator[Violation]:
+    def violation(code: str, text: str) -> Violation:
+        return Violation(code, text, line=module.line(i), scope=i.scope)
+
+    if any(leaf.memory not in _DEVICE_MEMORY for leaf in i.shape.leaves()):
+        yield violation("host-transfer", "its result lies outside the device's memory")
+    if i.opcode in TRANSFERS:
+        yield violation("host-transfer", f"{i.opcode} moves data off the node")
+    elif i.opcode in COLLECTIVES - JUDGED:
+        yield violation("unplanned-collective", f"no contract contains a {i.opcode}")
+    elif i.opcode in COLLECTIVES and not straight:
+        yield violation(
+            "control-flow", f"a {i.opcode} in a loop, branch or fusion cannot be counted"
+        )
+    elif i.opcode == "custom-call" and i["custom_call_target"] not in LOCAL_CALLS:
+        target = i["custom_call_target"]
+        yield violation("custom-call", f"{target!r} is not known to run on the node alone")
+    elif i.opcode not in _KNOWN:
+        raise Unauditable(f"{i.name}: expected a known operator, got {i.opcode}")

@@ -1,0 +1,36 @@
+"""Which devices play the nodes: emulated ones on a CPU, or GPUs."""
+
+from collections.abc import Iterable
+
+import jax
+
+
+def use_platform(platform: str, nodes: int) -> None:
+    """Choose the platform before JAX is used for the first time.
+
+    On CPU, `nodes` devices are emulated in this process. On GPUs f32 products are computed in full
+    f32: the default, TF32, keeps 10 bits and would be the largest error of a parity figure.
+
+    Raises:
+      ValueError: the platform is not there, or has fewer devices than nodes.
+    """
+    jax.config.update("jax_platforms", platform)
+    jax.config.update("jax_default_matmul_precision", "highest")
+    if platform == "cpu":
+        jax.config.update("jax_num_cpu_devices", max(nodes, 1))
+    try:
+        found = len(jax.devices())
+    except (RuntimeError, AssertionError) as e:  # the latter where the plugin is not installed
+        reason = (str(e).splitlines() or ["it has no such platform"])[0]
+        raise ValueError(
+            f"platform: expected one that JAX finds, got {platform}: {reason}"
+        ) from None
+    if found < nodes:
+        raise ValueError(f"nodes: expected at most {found}, the {platform} devices, got {nodes}")
+
+
+def hardware(platform: str, nodes: Iterable[jax.Device]) -> str:
+    """What plays the nodes, in words; how many there are is said elsewhere."""
+    if platform == "cpu":
+        return "emulated nodes on one CPU, sharing its memory"
+    return ", ".join(dict.fromkeys(device.device_kind for device in nodes))

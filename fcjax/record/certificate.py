@@ -1,0 +1,153 @@
+"""Certificates: an audit that anyone can repeat from two files.
+
+`certificate.json` says what was audited and what was found, and `interval.hlo` is the program's
+text. `verify` reads nothing else: it derives the contract again from the model's sizes, the
+interval and the sampling, audits the text again, and compares. A certificate is not signed: it
+protects against accidents and against claims that the program does not support, not against
+somebody who writes another certificate for another program.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import platform
+
+import jax
+import jaxlib
+import jaxlib.version
+
+from fcjax.audit.check import audit_interval
+from fcjax.audit.contract import Contract, interval_contract
+from fcjax.audit.hlo import guard
+from fcjax.audit.verdict import Verdict
+from fcjax.model.config import ModelConfig
+from fcjax.sharded.ownership import Plan
+from fcjax.sharded.programs import Interval, Model
+from fcjax.sharded.sampling import Sampling
+
+NAME, PROGRAM = "certificate.json", "interval.hlo"
+_FORMAT = "fcjax audit certificate 2"
+_COMPILE_ONLY = (
+    "compile-only: the program was compiled for devices that were not there, and not run"
+)
+
+
+def write(
+    folder,
+    verdict: Verdict,
+    model: Model,
+    *,
+    batch: int,
+    tokens: int,
+    length: int,
+    weights: str | None = None,
+    compile_only: bool = False,
+    platform_version: str = "",
+) -> pathlib.Path:
+    """Write a certificate and its program into a folder.
+
+    Args:
+      folder: an existing folder.
+      verdict: of the interval's program.
+      model: the model that it was compiled for.
+      batch, tokens, length: the sizes that it was compiled for.
+      weights: sha256 of the manifest of the weights that it ran with, if it ran.
+      compile_only: it was compiled for devices that are not there.
+      platform_version: of the backend that compiled it.
+
+    Returns:
+      The certificate's path.
+    """
+    folder = pathlib.Path(folder)
+    content = {
+        "format": _FORMAT,
+        "kind": _COMPILE_ONLY if compile_only else "the program that ran",
+        "program": {"file": PROGRAM, "sha256": _sha256(verdict.hlo.encode())},
+        "model": dataclasses.asdict(model.plan.cfg),
+        "nodes": model.plan.nodes,
+        "interval": dataclasses.asdict(model.interval),
+        "sampling": dataclasses.asdict(model.sampling),
+        "sizes": {"batch": batch, "tokens": tokens, "length": length},
+        "plan": model.plan.describe(),
+        "weights": weights,
+        "environment": environment() | {"platform_version": platform_version},
+        "verdict": verdict.to_json(),
+    }
+    content["sha256"] = _seal(content)
+    (folder / PROGRAM).write_bytes(verdict.hlo.encode())
+    path = folder / NAME
+    path.write_bytes(_encode(content))
+    return path
+
+
+def environment() -> dict[str, str]:
+    """What compiled the program."""
+    return {
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "python": platform.python_version(),
+        "partitioner": "shardy" if jax.config.jax_use_shardy_partitioner else "gspmd",
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+def verify(path) -> Verdict:
+    """Repeat the audit of a certificate from its files alone.
+
+    Args:
+      path: a certificate, or the folder that holds it.
+
+    Returns:
+      The verdict, which is the one in the certificate.
+
+    Raises:
+      ValueError: a file was changed, or the audit now says something else.
+      Unauditable: the program cannot be audited.
+    """
+    path = pathlib.Path(path)
+    path = path / NAME if path.is_dir() else path
+    data = path.read_bytes()
+    try:
+        content = json.loads(data)
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise ValueError(f"certificate: expected JSON, got {e} ({path})") from None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ValueError(f"certificate: expected format {_FORMAT!r} ({path})")
+    seal = content.pop("sha256", None)
+    if seal != _seal(content) or data != _encode(content | {"sha256": seal}):
+        raise ValueError(f"certificate: expected its own sha256, got changed bytes ({path})")
+    program = (path.parent / PROGRAM).read_bytes()
+    if _sha256(program) != content["program"]["sha256"]:
+        raise ValueError(f"program: expected sha256 {content['program']['sha256']} ({PROGRAM})")
+    model = Model(
+        Plan(ModelConfig(**content["model"]), content["nodes"]),
+        Interval(**content["interval"]),
+        mesh=None,
+        sampling=Sampling(**content["sampling"]),
+    )
+    contract: Contract = interval_contract(model, **content["sizes"])
+    verdict = audit_interval(guard.check(program.decode()), contract)
+    if _plain(verdict.to_json()) != content["verdict"]:
+        raise ValueError(f"verdict: expected the one in the certificate, got {verdict} ({path})")
+    if _plain(model.plan.describe()) != content["plan"]:
+        raise ValueError(f"plan: expected the one that the sizes give ({path})")
+    return verdict
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _plain(content):
+    """As it comes back from JSON: tuples as lists."""
+    return json.loads(json.dumps(content))
+
+
+def _encode(content: dict) -> bytes:
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _seal(content: dict) -> str:
+    return _sha256(_encode(content))

@@ -1,0 +1,121 @@
+"""The transfers of an audited executable as the evidence records them.
+
+The operator table says what each transfer is for, the audit which instruction of the program does
+it and what reads its result.
+"""
+
+import collections
+from collections.abc import Sequence
+
+import jax
+
+from fcjax import audit
+from fcjax.audit import wire
+from fcjax.audit.domain.values import Statistic
+from fcjax.sharded.operators import (
+    REDUCE_SCATTER,
+    Boundary,
+    Collective,
+    compatibility_all_gather,
+)
+from fcjax.sharded.programs import Model
+
+COMPLETE = ("complete_residual", "complete_qkv")  # the declared results of the all-gather
+_END = {"operator": "(the end of the interval)", "instruction": None}
+
+
+def records(
+    model: Model, rows: Sequence[Boundary], verdict, contract, devices: Sequence[int]
+) -> dict[str, list[dict]]:
+    """The transfers of each boundary, by its scope.
+
+    Args:
+      model: the model that the interval is of; needs no mesh.
+      rows: its boundaries.
+      verdict: of the audit, which it must have passed.
+      contract: that it was held against, whose list has the order of the table.
+      devices: ids of the nodes' devices, in the order of the nodes.
+    """
+    by_name = collections.defaultdict(collections.deque)
+    for c in verdict.before:
+        by_name[c.operator].append(c)
+    expected = iter(contract.inside)
+    table = [
+        (b.scope, planned, by_name[_audit_name(next(expected))].popleft())
+        for b in rows
+        for planned in b.collectives
+    ]
+    # The audit calls a statistic by all parts of the sum that is squared; here its place does.
+    names = {
+        id(found): found.operator if p.weight or p.exchange else f"{scope} statistic"
+        for scope, p, found in table
+    }
+    out = {b.scope: [] for b in rows}
+    for scope, planned, found in table:
+        received = None
+        if planned.axis is not None:
+            split = model.plan.split(found.axis)
+            runs = [split.owned(q) for q in range(planned.nodes)]
+            received = {"dim": found.axis, "coordinates": [[r.start, r.stop] for r in runs]}
+        out[scope].append({
+            **_transfer(names[id(found)], planned, [found], devices),
+            "received": received,
+            "read_by": _readers(verdict.before, found, names),
+        })  # fmt: skip
+    return out
+
+
+def gather(model: Model, verdict, batch: int, tokens: int, devices: Sequence[int]) -> dict | None:
+    """The compatibility all-gather behind the interval; None if the whole model is inside."""
+    if model.whole:
+        return None
+    planned = compatibility_all_gather(model.plan, batch, tokens)
+    cfg, width = model.plan.cfg, batch * tokens * jax.numpy.dtype(model.dtype).itemsize
+    sizes = {"complete_residual": cfg.D * width, "complete_qkv": cfg.K * cfg.C * cfg.H * width}
+    return {
+        "what": "compatibility all-gather, behind the interval and outside the claim",
+        "reduction": _transfer(verdict.after[0].operator, planned, verdict.after, devices),
+        "restored": {name: restored(devices, sizes[name]) for name in COMPLETE},
+    }
+
+
+def restored(devices: Sequence[int], size: int) -> dict:
+    """Where a complete value is, and its bytes on each of these devices."""
+    return {"measured": True, "devices": list(devices), "bytes": size}
+
+
+def _transfer(name: str, planned: Collective, found: Sequence, devices) -> dict:
+    width = wire.BYTES[found[0].dtype]
+
+    def sizes(shape, elements):
+        return {"shape": list(shape), "elements": elements, "bytes": elements * width}
+
+    return {
+        "operator": name,
+        "kind": found[0].kind,
+        "instruction": found[0].instruction,
+        "dtype": found[0].dtype,
+        "participants": list(devices),
+        "operand": sizes(planned.operand, sum(c.sent for c in found)),
+        "result": sizes(planned.result, sum(c.received for c in found)),
+    }
+
+
+def _readers(flow: Sequence[audit.Collective], found: audit.Collective, names) -> list[dict]:
+    """What reads the result next, as the audit followed it: up to the first projection."""
+    behind = next(n for n, c in enumerate(flow) if c is found) + 1
+    readers = []
+    for c in flow[behind:]:
+        # An exchange's reads carry its number: "largest logit (0)".
+        parts = {p for read in c.reads for p in (read, *read.split(" + "))}
+        parts |= {p.rpartition(" (")[0] for p in parts}
+        if found.operator in parts:
+            readers.append({"operator": names[id(c)], "instruction": c.instruction})
+            if c.kind == REDUCE_SCATTER:
+                break
+    return readers or [_END]
+
+
+def _audit_name(expected) -> str:
+    """How the audit's verdict calls a collective of the contract."""
+    return str(Statistic(expected.of)) if expected.of else expected.operator

@@ -1,0 +1,71 @@
+"""How evenly the nodes share a model: weights, cache and work of each.
+
+Runs of ceil(size / N) coordinates leave the last nodes less where N does not divide a size, and
+nodes without any of the KV groups where there are fewer groups than nodes.
+"""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+
+from fcjax.model import reference
+from fcjax.sharded.programs import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one node holds and does.
+
+    Attributes:
+      weights: bytes of its blocks, padding included.
+      weight_padding: bytes of padding among them.
+      cache: bytes of its caches, padding included.
+      cache_padding: bytes of padding among them.
+      work: multiply-adds for one token of each row, the caches full; padding left out.
+    """
+
+    weights: int
+    weight_padding: int
+    cache: int
+    cache_padding: int
+    work: int
+
+
+def shares(model: Model, batch: int, slots: int) -> list[Share]:
+    """The share of each node, for B rows and caches of S slots."""
+    plan, cfg = model.plan, model.plan.cfg
+    item = jnp.dtype(model.dtype).itemsize
+    out = []
+    for node in range(plan.nodes):
+        own = lambda dim, node=node: len(plan.split(dim).owned(node))  # noqa: E731
+        held = owned = work = 0
+        for path, dims in reference.param_dims(cfg).items():
+            cuts = model.cuts(path)
+            cut = cuts[path.rpartition(".")[2]]
+            held += math.prod(plan.weight_shape(path, cuts)) // (plan.nodes if cut else 1)
+            mine = math.prod(own(d) if d == cut else cfg.size(d) for d in dims)
+            owned += mine
+            if len(dims) > 1 and not path.endswith("bias") and (path != "embed" or cfg.tied):
+                work += batch * mine
+        groups = own("K")
+        work += batch * cfg.L * 2 * groups * cfg.G * cfg.H * slots  # scores, and values
+        slot = 2 * cfg.L * batch * slots * cfg.H * item
+        cache = slot * plan.split("K").block
+        out.append(Share(held * item, (held - owned) * item, cache, cache - slot * groups, work))
+    return out
+
+
+def table(model: Model, batch: int, slots: int) -> str:
+    """The shares as text, each beside an even one."""
+    plan = model.plan
+    found = shares(model, batch, slots)
+    even = sum(s.work for s in found) / plan.nodes
+    whole = sum(s.weights - s.weight_padding for s in found)
+    rows = [("", "weights MiB", "padding", "cache MiB", "padding", "work / even")]
+    for node, s in enumerate(found):
+        sizes = s.weights, s.weight_padding, s.cache, s.cache_padding
+        rows.append((f"node {node}", *(f"{n / 2**20:.2f}" for n in sizes), f"{s.work / even:.3f}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows]
+    return "\n".join([*lines, f"the whole model: {whole / 2**20:.2f} MiB of weights"])
