@@ -15,9 +15,9 @@ from absl import flags
 from tqdm import tqdm
 
 from fcjax import audit, cli
-from fcjax.mesh import use_platform
+from fcjax.mesh import make_mesh, use_platform
 from fcjax.model.config import QWEN25, ModelConfig
-from fcjax.sharded.ownership import Plan, make_mesh
+from fcjax.sharded.ownership import Plan
 from fcjax.sharded.programs import Interval, Model
 
 FLAGS = flags.FLAGS

@@ -18,7 +18,7 @@ from absl import flags
 from tqdm import tqdm
 
 from experiments import run_flags
-from fcjax import cli, cold_starts, report
+from fcjax import cli, cold_starts, files, report
 from fcjax.record import baseline, run_folder
 from fcjax.sharded import balance
 
@@ -91,7 +91,7 @@ def resumed() -> pathlib.Path:
     if FLAGS.workdir is None:
         raise ValueError("resume: expected --workdir with it, got none")
     recorded = cold_starts.read(FLAGS.workdir).flags
-    for name, value in run_folder.plain(cli.flag_values()).items():
+    for name, value in files.plain(cli.flag_values()).items():
         if FLAGS[name].present and name not in ("resume", "workdir"):
             if name not in recorded or recorded[name] != value:
                 raise ValueError(
@@ -101,7 +101,7 @@ def resumed() -> pathlib.Path:
 
 
 def show(folder: pathlib.Path) -> int:
-    found = run_folder.read_json(folder / run_folder.SUMMARY)
+    found = files.read_json(folder / run_folder.SUMMARY)
     for s in found["starts"]:
         worst = " ".join(f"{n} {float(x):.1e}" for n, x in (s["worst"] or {}).items())
         passed = "passed" if s["passed"] else "FAILED"

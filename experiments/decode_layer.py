@@ -20,11 +20,10 @@ from tqdm import tqdm
 
 from experiments import run_flags
 from fcjax import audit, cli, cold_starts
-from fcjax.mesh import use_platform
+from fcjax.mesh import make_mesh, use_platform
 from fcjax.record import baseline, run_folder
 from fcjax.record.start import Start
 from fcjax.sharded import balance, operators
-from fcjax.sharded.ownership import make_mesh
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(run_flags)

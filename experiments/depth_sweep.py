@@ -14,9 +14,9 @@ from absl import flags
 
 from fcjax import cli, hub
 from fcjax.bench import sweep
-from fcjax.mesh import use_platform
+from fcjax.mesh import make_mesh, use_platform
 from fcjax.model import checkpoint
-from fcjax.sharded.ownership import Plan, make_mesh
+from fcjax.sharded.ownership import Plan
 from fcjax.sharded.programs import Interval, Model
 from fcjax.text.tokenizer import Text
 

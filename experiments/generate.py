@@ -29,15 +29,15 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from fcjax import audit, cli, cold_starts, hub
+from fcjax import audit, cli, cold_starts, files, hub
 from fcjax.decode import parity
 from fcjax.decode.loop import Decoder, Programs
-from fcjax.mesh import hardware, use_platform
+from fcjax.mesh import hardware, make_mesh, use_platform
 from fcjax.model import checkpoint
 from fcjax.record import baseline, run_folder
 from fcjax.record.job import Job
 from fcjax.record.start import Start
-from fcjax.sharded.ownership import Plan, make_mesh
+from fcjax.sharded.ownership import Plan
 from fcjax.sharded.programs import Interval, Model
 from fcjax.text import chat, generate, generation_config, interactive
 from fcjax.text.tokenizer import Text
@@ -186,7 +186,7 @@ def record(s: Setup) -> int:
     """The same as one recorded start: every pass beside the unsharded reference."""
     job = Job(
         command="generate",
-        flags=run_folder.plain(cli.flag_values()),
+        flags=files.plain(cli.flag_values()),
         model_path=FLAGS.model,
         weights_sha256=s.source.digest,
         cfg=s.source.cfg,

@@ -7,11 +7,11 @@ from absl import flags
 
 from fcjax import cli, cold_starts, hub
 from fcjax.decode import parity
+from fcjax.files import plain
 from fcjax.mesh import hardware
 from fcjax.model import checkpoint
 from fcjax.record import baseline
 from fcjax.record.job import Job
-from fcjax.record.run_folder import plain
 from fcjax.sharded.programs import Interval
 from fcjax.sharded.sampling import Sampling
 from fcjax.text.tokenizer import Text

@@ -14,7 +14,7 @@ verified, with file, line and field of every fault. 2: no run folder, or other w
 
 from absl import flags
 
-from fcjax import cli
+from fcjax import cli, files
 from fcjax.mesh import use_platform
 from fcjax.record import baseline, run_folder
 from fcjax.verify.recompute import Recompute
@@ -57,7 +57,7 @@ def main(argv):
         if len(faults) > SHOWN:
             print(f"  ... and {len(faults) - SHOWN} more")
         return 1
-    found = run_folder.read_json(check.folder / run_folder.SUMMARY)
+    found = files.read_json(check.folder / run_folder.SUMMARY)
     print(f"baseline: {baseline.words(check.job.baseline)}")
     print("what this does not show:")
     print("\n".join(f"  - {limit}" for limit in check.job.limits))

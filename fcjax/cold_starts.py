@@ -16,9 +16,9 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from fcjax import audit, cli, manifest, report
+from fcjax import audit, cli, files, manifest, report
 from fcjax.mesh import use_platform
-from fcjax.record import run_folder, summary
+from fcjax.record import chain, run_folder, summary
 from fcjax.record.job import Job
 from fcjax.record.start import Start
 
@@ -43,8 +43,8 @@ def create(folder, job: Job) -> pathlib.Path:
     Raises:
       ValueError: the folder exists; what is in it stays as it is.
     """
-    folder = run_folder.new_folder(folder)
-    run_folder.write_json(folder / run_folder.RUN, job.to_json())
+    folder = files.new_folder(folder)
+    files.write_json(folder / run_folder.RUN, job.to_json())
     return folder
 
 
@@ -57,7 +57,7 @@ def read(folder) -> Job:
     folder = pathlib.Path(folder)
     if not (folder / run_folder.RUN).is_file():
         raise ValueError(f"run: expected a folder with {run_folder.RUN}, got none ({folder})")
-    return Job.from_json(run_folder.read_json(folder / run_folder.RUN))
+    return Job.from_json(files.read_json(folder / run_folder.RUN))
 
 
 def is_finished(folder) -> bool:
@@ -101,7 +101,7 @@ def keep_failure(
     path = start / run_folder.FAILURE
     if not path.exists():
         recorded, torn = _recorded(start, folder)
-        run_folder.write_json(path, {
+        files.write_json(path, {
             "start": index,
             "attempt": attempt,
             "reason": reason,
@@ -113,7 +113,7 @@ def keep_failure(
         })  # fmt: skip
     kept = folder / f"start_{index}_failed_{attempt}"
     start.rename(kept)
-    run_folder.sync_folder(folder)
+    files.sync_folder(folder)
     return kept
 
 
@@ -122,8 +122,8 @@ def _recorded(start: pathlib.Path, folder: pathlib.Path) -> tuple[int, bool]:
     path = start / run_folder.STEPS
     if not path.exists():
         return 0, False
-    first = run_folder.sha256((folder / run_folder.RUN).read_bytes())
-    lines, _, faults = run_folder.read_chain(path, first)
+    first = files.sha256((folder / run_folder.RUN).read_bytes())
+    lines, _, faults = chain.read_chain(path, first)
     return sum(x.get("step", -1) >= 0 for x in lines), bool(faults)
 
 
@@ -149,7 +149,7 @@ def _reason(e: BaseException) -> str:
 def finish(folder: pathlib.Path, job: Job) -> dict:
     """Summary, report and manifest, in this order: the run is complete. Returns the summary."""
     found = summary.of_run(folder, job)
-    run_folder.write_json(folder / run_folder.SUMMARY, found)
+    files.write_json(folder / run_folder.SUMMARY, found)
     report.write(folder)
     run_folder.seal(folder)
     return found

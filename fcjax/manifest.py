@@ -9,13 +9,9 @@ import hashlib
 import json
 import pathlib
 
+from fcjax.files import sha256_file
+
 NAME = "manifest.json"
-
-
-def sha256_file(path) -> str:
-    """Hex sha256 of a file's bytes."""
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def describe(folder) -> dict[str, dict]:

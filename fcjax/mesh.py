@@ -1,4 +1,4 @@
-"""Which devices play the nodes: emulated ones on a CPU, or GPUs."""
+"""Which devices play the nodes, emulated ones on a CPU or GPUs, and their mesh."""
 
 from collections.abc import Iterable
 
@@ -34,3 +34,26 @@ def hardware(platform: str, nodes: Iterable[jax.Device]) -> str:
     if platform == "cpu":
         return "emulated nodes on one CPU, sharing its memory"
     return ", ".join(dict.fromkeys(device.device_kind for device in nodes))
+
+
+AXIS = "node"  # the mesh axis whose devices are the nodes
+
+
+def make_mesh(nodes: int) -> jax.sharding.Mesh:
+    """The first N devices as the mesh axis `node`.
+
+    Its axis type is Explicit: an Auto mesh turns an input that is laid out otherwise into a silent
+    all-gather, an Explicit one refuses it.
+
+    Raises:
+      ValueError: there are fewer devices than nodes.
+    """
+    devices = jax.devices()
+    if len(devices) < nodes:
+        raise ValueError(
+            f"nodes: expected at least {nodes} devices, got {len(devices)} of platform"
+            f" {devices[0].platform}"
+        )
+    return jax.make_mesh(
+        (nodes,), (AXIS,), axis_types=(jax.sharding.AxisType.Explicit,), devices=devices[:nodes]
+    )

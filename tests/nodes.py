@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fcjax.mesh import AXIS, make_mesh
 from fcjax.model import reference
 from fcjax.sharded import ownership
-from fcjax.sharded.ownership import AXIS, Plan
+from fcjax.sharded.ownership import Plan
 from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 
@@ -30,7 +31,7 @@ def on_nodes(nodes: int, fn, arguments, results):
       arguments: pairs (array, axis that is split or None).
       results: per result, the axis that is split or None.
     """
-    mesh = ownership.make_mesh(nodes)
+    mesh = make_mesh(nodes)
 
     def spec(axis):
         return jax.P() if axis is None else jax.P(*[None] * axis, AXIS)
@@ -55,7 +56,7 @@ class Nodes:
     """The programs of a model on N nodes, run by hand, with their caches."""
 
     def __init__(self, cfg, nodes, first, depth, params, batch, length, sampling=Sampling()):  # noqa: B008
-        plan, mesh = Plan(cfg, nodes), ownership.make_mesh(nodes)
+        plan, mesh = Plan(cfg, nodes), make_mesh(nodes)
         self.model = Model(plan, Interval(first, depth), mesh, sampling=sampling)
         self.params = {
             path: place(params[path], target) for path, target in self.model.params().items()

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from fcjax import cold_starts
+from fcjax import cold_starts, files
 from fcjax.record import run_folder
+from fcjax.record.chain import Chain, read_chain
 from fcjax.verify.run import Verification
 from tests import runs
 
@@ -200,8 +201,8 @@ def test_a_full_disk_ends_the_run_in_words_and_keeps_every_line(model, tmp_path)
     (line,) = [x for x in err.splitlines() if x.startswith("error: ")]
     assert "File too large" in line and "lines before are kept" in line and "--resume" in line
     kept = folder / "start_0_failed_0"
-    first = run_folder.sha256((folder / "run.json").read_bytes())
-    lines, _, faults = run_folder.read_chain(kept / "steps.jsonl", first)
+    first = files.sha256((folder / "run.json").read_bytes())
+    lines, _, faults = read_chain(kept / "steps.jsonl", first)
     assert faults == [] and len(lines) > 10
     failure = json.loads((kept / "failure.json").read_text())
     assert failure["steps_recorded"] == len(lines) and not failure["torn_line"]
@@ -212,9 +213,7 @@ def test_a_line_that_was_cut_off_is_kept_and_does_not_count(model, tmp_path):
     folder = cold_starts.create(tmp_path / "run", job)
     start = folder / "start_0"
     start.mkdir()
-    chain = run_folder.Chain(
-        start / "steps.jsonl", run_folder.sha256((folder / "run.json").read_bytes())
-    )
+    chain = Chain(start / "steps.jsonl", files.sha256((folder / "run.json").read_bytes()))
     chain.append('{"step": 0}')
     chain.close()
     with open(start / "steps.jsonl", "ab") as f:
@@ -233,9 +232,9 @@ def test_a_failure_that_was_noted_before_the_end_is_kept_as_it_is(model, tmp_pat
     folder = cold_starts.create(tmp_path / "run", job)
     (folder / "start_0").mkdir()
     noted = {"start": 0, "reason": "the disk was full"}
-    run_folder.write_json(folder / "start_0/failure.json", noted)
+    files.write_json(folder / "start_0/failure.json", noted)
     assert cold_starts.tidy(folder, job) == ["start_0_failed_0"]
-    assert run_folder.read_json(folder / "start_0_failed_0/failure.json") == noted
+    assert files.read_json(folder / "start_0_failed_0/failure.json") == noted
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from absl import flags
 
 from fcjax import cli, hub, manifest
 from fcjax.model import checkpoint
-from fcjax.model.reference import param_shapes
+from fcjax.model.params import param_shapes
 from weights.hf_dir import new_folder
 
 FLAGS = flags.FLAGS

@@ -6,7 +6,7 @@ import numpy as np
 
 from fcjax.model import convert
 from fcjax.model.config import ModelConfig
-from fcjax.model.reference import param_dims
+from fcjax.model.params import param_dims
 
 
 def hf_tensors(cfg: ModelConfig, params: Mapping) -> Iterator[tuple[str, np.ndarray]]:

@@ -1,0 +1,1 @@
+"""What the audit is measured with: honest programs, planted violations, mutants."""

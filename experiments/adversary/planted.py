@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 
 from experiments.adversary.programs import leak, replace
+from fcjax.mesh import AXIS
 from fcjax.sharded import ops
-from fcjax.sharded.ownership import AXIS
 
 N = 2  # nodes in most of them
 _scatter, _norm, _qkv = ops.scatter, ops.rms_norm, ops.qkv_proj

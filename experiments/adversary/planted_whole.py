@@ -10,8 +10,8 @@ from jax import lax
 
 from experiments.adversary.planted import N, _node, _padded, gather, over_batch, strided_owners
 from experiments.adversary.programs import SAMPLED, WHOLE, replace
+from fcjax.mesh import AXIS
 from fcjax.sharded import ops, sampling
-from fcjax.sharded.ownership import AXIS
 from fcjax.sharded.programs import Model
 from fcjax.sharded.sampling import Sampling
 

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from fcjax import audit
+from fcjax.mesh import AXIS
 from fcjax.model.config import ModelConfig
-from fcjax.sharded import ops, ownership
-from fcjax.sharded.ownership import AXIS, Plan
+from fcjax.sharded import ops
+from fcjax.sharded.ownership import Plan
 from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 
@@ -94,7 +95,7 @@ def interval_model(
 ):
     """A model with the interval at its front; with depth None whole, and of so many layers."""
     cfg = cfg if depth else dataclasses.replace(cfg, L=layers)
-    plan, mesh = Plan(cfg, nodes), mesh or ownership.make_mesh(nodes)
+    plan, mesh = Plan(cfg, nodes), mesh or mesh.make_mesh(nodes)
     return Model(plan, Interval(0, depth or cfg.L), mesh, dtype, sampling)
 
 

@@ -22,7 +22,7 @@ from fcjax.audit.domain.roles import (
 )
 from fcjax.audit.domain.values import Read, Statistic, Sum
 from fcjax.audit.rules.exchange import Declared
-from fcjax.model.reference import LAYER_PARAMS, MODEL_PARAMS
+from fcjax.model.params import LAYER_PARAMS, MODEL_PARAMS
 from fcjax.sharded.operators import boundaries, compatibility_all_gather
 from fcjax.sharded.ownership import INTERVAL_CUT, SPLIT_DIMS, STATE, Plan
 

@@ -1,0 +1,1 @@
+"""What things cost: timings, peers, sweeps, and transformers on torch beside it."""

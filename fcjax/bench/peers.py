@@ -19,6 +19,7 @@ from fcjax.audit.rules import traffic
 from fcjax.decode import parity
 from fcjax.decode.loop import Decoder
 from fcjax.model import reference
+from fcjax.model.params import param_shapes
 from fcjax.record import baseline
 from fcjax.record.job import Job
 from fcjax.record.start import Start
@@ -253,7 +254,7 @@ def recording(model_path: str, source, model: Model, platform: str, steps: int) 
 def step_bytes(cfg, length: int) -> int:
     """Bytes that a decode step must read in f32: every weight but the embedding rows that it does
     not look up (a tied table is read by the head), and the filled cache."""
-    shapes = reference.param_shapes(cfg)
+    shapes = param_shapes(cfg)
     weights = sum(math.prod(s) for p, s in shapes.items() if cfg.tied or p != "embed")
     return 4 * (weights + 2 * cfg.L * cfg.K * length * cfg.H)
 

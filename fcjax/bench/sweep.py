@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from fcjax import files
 from fcjax.audit import wire
 from fcjax.decode import parity
 from fcjax.decode.loop import Decoder, Programs, decode
-from fcjax.record import run_folder
 from fcjax.sharded import balance
 from fcjax.sharded.operators import sent
 from fcjax.sharded.programs import Model
@@ -143,7 +143,7 @@ def write(folder, axis: str, title: str, points: list[Point]) -> None:
     Raises:
       ValueError: the folder exists.
     """
-    folder = run_folder.new_folder(folder)
+    folder = files.new_folder(folder)
     content = {"axis": axis, "title": title, "points": [dataclasses.asdict(p) for p in points]}
     (folder / "sweep.json").write_text(json.dumps(content, indent=1) + "\n")
     plot(folder / "sweep.png", axis, title, points)

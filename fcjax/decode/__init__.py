@@ -1,0 +1,1 @@
+"""Running it: audited programs, the decode loop, and parity with the reference."""

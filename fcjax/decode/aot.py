@@ -35,7 +35,7 @@ def parse_topology(topology: str) -> tuple[str, int]:
 
 
 def make_mesh(topology: str):
-    """The mesh axis `node` over compile-only devices, in place of `ownership.make_mesh`.
+    """The mesh axis `node` over compile-only devices, in place of `mesh.make_mesh`.
 
     Raises:
       ValueError: an unknown topology, or this interpreter has no CUDA compiler.
@@ -43,7 +43,7 @@ def make_mesh(topology: str):
     import jax
     from jax.experimental import topologies
 
-    from fcjax.sharded.ownership import AXIS
+    from fcjax.mesh import AXIS
 
     gpu, nodes = parse_topology(topology)
     try:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fcjax.model import reference
+from fcjax.model.params import param_shapes
 from fcjax.sharded.programs import Interval
 
 # By the type of the nodes' computation, for residual, q, k, v and logits, against f32. bf16 keeps 8
@@ -38,7 +39,7 @@ def unsharded(source) -> reference.Qwen2:
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     targets = {
         path: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device)
-        for path, shape in reference.param_shapes(source.cfg).items()
+        for path, shape in param_shapes(source.cfg).items()
     }
     return reference.set_params(reference.abstract_model(source.cfg), source.load(targets))
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from fcjax import manifest
 from fcjax.model import convert
 from fcjax.model.config import ModelConfig
-from fcjax.model.reference import param_shapes
+from fcjax.model.params import param_shapes
 
 PARAMS = "params"  # the Orbax checkpoint inside a converted folder
 SINGLE = "model.safetensors"

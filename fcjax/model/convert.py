@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from fcjax.model.config import ModelConfig
-from fcjax.model.reference import param_dims
+from fcjax.model.params import param_dims
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,9 +17,9 @@ are recorded apart. Here they are one class, `parameters`, and the rule is stric
 - What the published experiment does not state counts as no difference.
 """
 
+from fcjax.files import plain
 from fcjax.model.config import QWEN25
 from fcjax.record.job import Job
-from fcjax.record.run_folder import plain
 
 SEED = "seed"
 CLASSES = ("depth", "nodes", "deployment", "parameters")

@@ -12,8 +12,8 @@ import numpy as np
 
 from fcjax.decode import parity
 from fcjax.decode.loop import Programs, chunks
+from fcjax.files import plain
 from fcjax.model.config import ModelConfig
-from fcjax.record.run_folder import plain
 from fcjax.sharded.operators import boundaries, compatibility_all_gather
 from fcjax.sharded.ownership import Plan
 from fcjax.sharded.programs import Interval, Model

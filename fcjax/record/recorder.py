@@ -11,12 +11,13 @@ import time
 import jax
 import numpy as np
 
+from fcjax import files
 from fcjax.decode.loop import Decoder, Step
-from fcjax.record import ledger, run_folder
+from fcjax.record import ledger
+from fcjax.record.chain import Chain
 from fcjax.record.job import Job
 from fcjax.record.ledger import Ledger, Place
 from fcjax.record.live_arrays import Live
-from fcjax.record.run_folder import Chain
 from fcjax.record.transfers import COMPLETE, restored
 
 SAMPLE = 8  # values of a row that are written down
@@ -167,7 +168,7 @@ def describe_executable(programs, tokens: int) -> dict:
     return {
         "tokens": tokens,
         "name": text.split(",", 1)[0].removeprefix("HloModule "),
-        "hlo_sha256": run_folder.sha256(text.encode()),
+        "hlo_sha256": files.sha256(text.encode()),
         "program_sha256": program_sha256(text),
         "fingerprint": fingerprint,
         "others": {
@@ -187,7 +188,7 @@ def program_sha256(text: str) -> str:
 
     The same program compiled by another caller has another text, but the same hash.
     """
-    return run_folder.sha256(_SOURCE_NOTE.sub("", _SOURCE_TABLES.sub("\n", text)).encode())
+    return files.sha256(_SOURCE_NOTE.sub("", _SOURCE_TABLES.sub("\n", text)).encode())
 
 
 def numbers(shards: dict[str, np.ndarray], rows: bool) -> dict:
@@ -197,7 +198,7 @@ def numbers(shards: dict[str, np.ndarray], rows: bool) -> dict:
       shards: by name, without padding.
       rows: also write down each row's norm and `SAMPLE` values spread over it.
     """
-    out = {"sha256": {n: run_folder.sha256(np.ascontiguousarray(x)) for n, x in shards.items()}}
+    out = {"sha256": {n: files.sha256(np.ascontiguousarray(x)) for n, x in shards.items()}}
     if rows:
         for name in ("residual", "logits"):
             table = shards[name].reshape(shards[name].shape[0], -1)

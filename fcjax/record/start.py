@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable
 import jax
 import numpy as np
 
-from fcjax import audit, hub
+from fcjax import audit, files, hub
 from fcjax.audit import trace
 from fcjax.decode import parity
 from fcjax.decode.loop import Decoder, Programs, Step, decode
+from fcjax.mesh import make_mesh
 from fcjax.model import checkpoint
 from fcjax.record import certificate, environment, ledger, run_folder
+from fcjax.record.chain import Chain
 from fcjax.record.job import Job
 from fcjax.record.recorder import Recorder, describe_executable, finite
-from fcjax.record.run_folder import Chain
 from fcjax.record.summary import next_attempt, of_steps, start_faults
 from fcjax.record.transfers import COMPLETE
-from fcjax.sharded.ownership import make_mesh
 from fcjax.text.tokenizer import Text
 
 
@@ -53,7 +53,7 @@ class Start:
         self.folder = run_folder / f"start_{index}"
         self.job, self.index = job, index
         self.attempt = next_attempt(run_folder, index)
-        self._first = run_folder.sha256((run_folder / run_folder.RUN).read_bytes())
+        self._first = files.sha256((run_folder / run_folder.RUN).read_bytes())
         self._seconds: dict[str, float] = {}
         self.verdicts: dict[int, audit.Verdict] = {}
         # A compiled program from elsewhere would be no cold start.
@@ -91,7 +91,7 @@ class Start:
             self._certify(tokens, verdict)
         failed = [verdict for verdict in verdicts.values() if not verdict.ok]
         ran = {} if failed else {t: describe_executable(self.programs, t) for t in job.tokens}
-        run_folder.write_json(
+        files.write_json(
             self.folder / run_folder.ENVIRONMENT,
             {
                 "start": self.index,
@@ -127,7 +127,7 @@ class Start:
             with open(file, "rb") as f:
                 os.fsync(f.fileno())
         beside.rename(folder)
-        run_folder.sync_folder(self.folder)
+        files.sync_folder(self.folder)
 
     def load(self) -> None:
         """Each node's blocks, and the unsharded reference if the job compares."""
@@ -159,7 +159,7 @@ class Start:
         self._seconds["decode"] = time.perf_counter() - begun
         recording = self.recorder.close()
         summary = self._summary(lines, recording)
-        run_folder.write_json(self.folder / run_folder.SUMMARY, summary)
+        files.write_json(self.folder / run_folder.SUMMARY, summary)
         return summary
 
     def _record(self, step: Step, traced: bool) -> dict:

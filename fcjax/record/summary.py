@@ -5,6 +5,7 @@ The recorder and `verify` count with this code, so a summary can be counted agai
 
 import statistics
 
+from fcjax import files
 from fcjax.record import run_folder
 from fcjax.record.job import Job
 from fcjax.record.recorder import finite
@@ -50,17 +51,16 @@ def start_faults(summary: dict, job: Job) -> list[str]:
 def of_run(folder, job: Job) -> dict:
     """The run's summary, from the starts and the failed starts in its folder."""
     starts = [
-        run_folder.read_json(folder / f"start_{i}" / run_folder.SUMMARY)
-        for i in range(job.cold_starts)
+        files.read_json(folder / f"start_{i}" / run_folder.SUMMARY) for i in range(job.cold_starts)
     ]
     failed = [
         {"folder": f.name} | {n: found[n] for n in ("start", "reason", "steps_recorded")}
         for f in failed_folders(folder)
-        for found in (run_folder.read_json(f / run_folder.FAILURE),)
+        for found in (files.read_json(f / run_folder.FAILURE),)
     ]
     executables = {}
     for i in range(job.cold_starts):
-        there = run_folder.read_json(folder / f"start_{i}" / run_folder.ENVIRONMENT)["executables"]
+        there = files.read_json(folder / f"start_{i}" / run_folder.ENVIRONMENT)["executables"]
         for tokens, executable in there.items():
             found = executables.setdefault(tokens, [])
             if executable["hlo_sha256"] not in found:

@@ -8,6 +8,7 @@ shown as what it is.
 import importlib.resources
 import pathlib
 
+from fcjax import files
 from fcjax.record import run_folder
 from fcjax.report import charts, checks, claim, collectives, interval, tables
 from fcjax.report.folder import Run
@@ -32,7 +33,7 @@ def write(run_dir) -> pathlib.Path:
       ValueError: the folder has no run.json, or it is none.
     """
     path = pathlib.Path(run_dir) / run_folder.REPORT
-    run_folder.write(path, render(run_dir))
+    files.write(path, render(run_dir))
     return path
 
 

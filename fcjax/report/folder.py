@@ -7,6 +7,7 @@ in the page, and what contradicts the summaries is a fault.
 import pathlib
 import statistics
 
+from fcjax import files
 from fcjax.record import run_folder
 from fcjax.record.job import FORMAT
 from fcjax.record.summary import failed_folders
@@ -42,10 +43,10 @@ class Run:
         path = folder / run_folder.RUN
         if not path.is_file():
             raise ValueError(f"run: expected a folder with {run_folder.RUN}, got none ({folder})")
-        self.job = run_folder.read_json(path)
+        self.job = files.read_json(path)
         if not isinstance(self.job, dict) or self.job.get("format") != FORMAT:
             raise ValueError(f"run.json: expected format {FORMAT!r}, got another ({folder})")
-        self.run_sha256 = run_folder.sha256(path.read_bytes())
+        self.run_sha256 = files.sha256(path.read_bytes())
         self.faults: list[str] = []
         self.failed_checks: list[str] = []
         self.summary, fault = read(folder / run_folder.SUMMARY, _OF_RUN)

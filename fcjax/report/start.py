@@ -9,6 +9,7 @@ import json
 import pathlib
 import statistics
 
+from fcjax import files
 from fcjax.record import run_folder
 
 _OF_SUMMARY = ("steps", "passed_steps", "median_seconds", "worst", "last_line", "passed")
@@ -186,7 +187,7 @@ class Start:
                 except (ValueError, KeyError, TypeError, AttributeError):
                     unreadable += 1
                 if raw.endswith(b"\n"):
-                    self.last_line = run_folder.sha256(line)
+                    self.last_line = files.sha256(line)
         if unreadable and self.failure is None:
             self.faults.append(f"{self.name}: {unreadable} line(s) of steps.jsonl cannot be read")
 
@@ -244,7 +245,7 @@ def read(path: pathlib.Path, fields) -> tuple[dict | None, str | None]:
     if not path.exists():
         return None, None
     try:
-        found = run_folder.read_json(path)
+        found = files.read_json(path)
     except ValueError:
         return None, "it cannot be read"
     missing = [n for n in fields if n not in found] if isinstance(found, dict) else list(fields)

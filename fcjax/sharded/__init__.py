@@ -1,0 +1,1 @@
+"""Who owns what: the ownership plan, the operator table, operators on shards, their programs."""

@@ -9,7 +9,7 @@ import math
 
 import jax.numpy as jnp
 
-from fcjax.model import reference
+from fcjax.model.params import param_dims
 from fcjax.sharded.programs import Model
 
 
@@ -40,7 +40,7 @@ def shares(model: Model, batch: int, slots: int) -> list[Share]:
     for node in range(plan.nodes):
         own = lambda dim, node=node: len(plan.split(dim).owned(node))  # noqa: E731
         held = owned = work = 0
-        for path, dims in reference.param_dims(cfg).items():
+        for path, dims in param_dims(cfg).items():
             cuts = model.cuts(path)
             cut = cuts[path.rpartition(".")[2]]
             held += math.prod(plan.weight_shape(path, cuts)) // (plan.nodes if cut else 1)

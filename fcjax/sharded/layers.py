@@ -7,14 +7,15 @@ takes the layer's name out of the HLO.
 import jax
 import jax.numpy as jnp
 
-from fcjax.model import reference
+from fcjax.mesh import AXIS
+from fcjax.model.params import LAYER_PARAMS
 from fcjax.sharded import ops
-from fcjax.sharded.ownership import AXIS, Plan
+from fcjax.sharded.ownership import Plan
 
 QKV = ("input_norm", "qkv", "qkv_bias")  # the parameters up to a layer's Q/K/V
 
 
-def paths(layer: int, names=tuple(reference.LAYER_PARAMS)) -> tuple[str, ...]:
+def paths(layer: int, names=tuple(LAYER_PARAMS)) -> tuple[str, ...]:
     """Paths of a layer's parameters."""
     return tuple(f"layers.{layer}.{name}" for name in names)
 

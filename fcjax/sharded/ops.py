@@ -7,8 +7,9 @@ marks a partial sum that is still to be reduced over them.
 import jax
 import jax.numpy as jnp
 
-from fcjax.model import reference
-from fcjax.sharded.ownership import AXIS, Split
+from fcjax.mesh import AXIS
+from fcjax.model import functions
+from fcjax.sharded.ownership import Split
 
 
 def scatter(y_U, axis: int):
@@ -17,7 +18,7 @@ def scatter(y_U, axis: int):
 
 
 def rms_norm(x_BTDn, weight_Dn, D: int, eps: float):
-    """x[B, T, D_n] -> x[B, T, D_n], in the order of `reference.rms_norm`.
+    """x[B, T, D_n] -> x[B, T, D_n], in the order of `functions.rms_norm`.
 
     The one thing that the nodes share is the declared statistic: the sum of squares, f32[B, T, 1].
     It is divided by the true D; padding is zero and adds nothing to it.
@@ -35,27 +36,27 @@ def qkv_proj(x_BTDn, w, D: int, eps: float):
     The bias is added after the scatter, once, by the owner of the group.
     """
     normed_BTDn = rms_norm(x_BTDn, w["input_norm"], D, eps)
-    qkv_BTKCH_U = reference.project(normed_BTDn, w["qkv"])
+    qkv_BTKCH_U = functions.project(normed_BTDn, w["qkv"])
     return scatter(qkv_BTKCH_U, 2) + w["qkv_bias"][None, None]
 
 
 def out_proj(o_BTKnGH, w):
     """o[B,T,K_n,G,H] . w[K_n,G,H,D] -> [B,T,D]{U_n} -> ReduceScatter -> [B,T,D_n]."""
-    out_BTD_U = reference.out_proj(o_BTKnGH, w["out"])
+    out_BTD_U = functions.out_proj(o_BTKnGH, w["out"])
     return scatter(out_BTD_U, 2)
 
 
 def gate_up_proj(x_BTDn, w, D: int, eps: float):
     """x[B,T,D_n] . w[D_n,2,F] -> [B,T,2,F]{U_n} -> ReduceScatter -> silu(gate) * up [B,T,F_n]."""
     normed_BTDn = rms_norm(x_BTDn, w["post_norm"], D, eps)
-    gate_up_BT2F_U = reference.project(normed_BTDn, w["gate_up"])
+    gate_up_BT2F_U = functions.project(normed_BTDn, w["gate_up"])
     gate_up_BT2Fn = scatter(gate_up_BT2F_U, 3)
     return jax.nn.silu(gate_up_BT2Fn[:, :, 0]) * gate_up_BT2Fn[:, :, 1]
 
 
 def down_proj(act_BTFn, w):
     """act[B,T,F_n] . w[F_n,D] -> [B,T,D]{U_n} -> ReduceScatter -> [B,T,D_n]."""
-    down_BTD_U = reference.project(act_BTFn, w["down"])
+    down_BTD_U = functions.project(act_BTFn, w["down"])
     return scatter(down_BTD_U, 2)
 
 
@@ -83,7 +84,7 @@ def layer(x_BTDn, w, cache, pos_B, cfg):
     with jax.named_scope("qkv"):
         qkv_BTKnCH = qkv_proj(x_BTDn, w, cfg.D, cfg.eps)
     with jax.named_scope("attention"):
-        o_BTKnGH, cache = reference.attention(qkv_BTKnCH, cache, pos_B, cfg.rope_theta)
+        o_BTKnGH, cache = functions.attention(qkv_BTKnCH, cache, pos_B, cfg.rope_theta)
     with jax.named_scope("out"):
         x_BTDn = x_BTDn + out_proj(o_BTKnGH, w)
     with jax.named_scope("gate_up"):
@@ -94,8 +95,8 @@ def layer(x_BTDn, w, cache, pos_B, cfg):
 
 def tensor_parallel_qkv(x_BTD, w, eps: float):
     """x[B,T,D] . w[D,K_n,C,H] -> [B,T,K_n,C,H]: no collective, the residual is complete."""
-    normed_BTD = reference.rms_norm(x_BTD, w["input_norm"], eps)
-    return reference.project(normed_BTD, w["qkv"]) + w["qkv_bias"][None, None]
+    normed_BTD = functions.rms_norm(x_BTD, w["input_norm"], eps)
+    return functions.project(normed_BTD, w["qkv"]) + w["qkv_bias"][None, None]
 
 
 def tensor_parallel_rest(x_BTD, qkv_BTKnCH, w, cache, pos_B, cfg):
@@ -104,13 +105,13 @@ def tensor_parallel_rest(x_BTD, qkv_BTKnCH, w, cache, pos_B, cfg):
     o[B,T,K_n,G,H] . w[K_n,G,H,D] -> [B,T,D]{U_n} -> AllReduce -> [B,T,D], and the same for
     act[B,T,F_n] . w[F_n,D].
     """
-    o_BTKnGH, cache = reference.attention(qkv_BTKnCH, cache, pos_B, cfg.rope_theta)
-    out_BTD_U = reference.out_proj(o_BTKnGH, w["out"])
+    o_BTKnGH, cache = functions.attention(qkv_BTKnCH, cache, pos_B, cfg.rope_theta)
+    out_BTD_U = functions.out_proj(o_BTKnGH, w["out"])
     x_BTD = x_BTD + jax.lax.psum(out_BTD_U, AXIS)
-    normed_BTD = reference.rms_norm(x_BTD, w["post_norm"], cfg.eps)
-    gate_up_BT2Fn = reference.project(normed_BTD, w["gate_up"])
+    normed_BTD = functions.rms_norm(x_BTD, w["post_norm"], cfg.eps)
+    gate_up_BT2Fn = functions.project(normed_BTD, w["gate_up"])
     act_BTFn = jax.nn.silu(gate_up_BT2Fn[:, :, 0]) * gate_up_BT2Fn[:, :, 1]
-    down_BTD_U = reference.project(act_BTFn, w["down"])
+    down_BTD_U = functions.project(act_BTFn, w["down"])
     return x_BTD + jax.lax.psum(down_BTD_U, AXIS), cache
 
 

@@ -13,10 +13,9 @@ import dataclasses
 
 import jax
 
+from fcjax.mesh import AXIS
 from fcjax.model.config import ModelConfig
-from fcjax.model.reference import LAYER_PARAMS, MODEL_PARAMS
-
-AXIS = "node"  # the mesh axis whose devices are the nodes
+from fcjax.model.params import LAYER_PARAMS, MODEL_PARAMS
 
 # Dimensions of every state tensor. Each has exactly one dimension that is split over the nodes.
 STATE = {
@@ -174,26 +173,6 @@ _NAMES = {
     "F": "intermediate_size",
     "V": "vocab_size",
 }
-
-
-def make_mesh(nodes: int) -> jax.sharding.Mesh:
-    """The first N devices as the mesh axis `node`.
-
-    Its axis type is Explicit: an Auto mesh turns an input that is laid out otherwise into a silent
-    all-gather, an Explicit one refuses it.
-
-    Raises:
-      ValueError: there are fewer devices than nodes.
-    """
-    devices = jax.devices()
-    if len(devices) < nodes:
-        raise ValueError(
-            f"nodes: expected at least {nodes} devices, got {len(devices)} of platform"
-            f" {devices[0].platform}"
-        )
-    return jax.make_mesh(
-        (nodes,), (AXIS,), axis_types=(jax.sharding.AxisType.Explicit,), devices=devices[:nodes]
-    )
 
 
 def _leaf(path: str) -> str:

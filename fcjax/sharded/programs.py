@@ -20,7 +20,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fcjax.model import reference
+from fcjax.model import functions
+from fcjax.model.params import param_dims
 from fcjax.sharded import layers, ops
 from fcjax.sharded.ownership import INTERVAL_CUT, TENSOR_PARALLEL_CUT, Plan
 from fcjax.sharded.sampling import Sampling
@@ -111,7 +112,7 @@ class Model:
           plan: who owns what.
           interval: which layers run on shards; None for ordinary tensor parallelism throughout,
             which has no shards to audit and is here as a peer.
-          mesh: the nodes (`ownership.make_mesh`), or as many compile-only devices.
+          mesh: the nodes (`mesh.make_mesh`), or as many compile-only devices.
           dtype: type of parameters, activations and cache.
           sampling: how the next token is chosen.
         """
@@ -243,7 +244,7 @@ class Model:
 
     def params(self) -> dict[str, jax.ShapeDtypeStruct]:
         """`param` of every parameter of the model."""
-        return {path: self.param(path) for path in reference.param_dims(self.plan.cfg)}
+        return {path: self.param(path) for path in param_dims(self.plan.cfg)}
 
     def cache(self, batch: int, length: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         """The (k, v) cache of one layer, each node holding its own KV groups."""
@@ -362,7 +363,7 @@ class Model:
     def _head_of_complete(self, params, x_B1D, pos_B, choice):
         """Next tokens and logits of a complete residual, each node for its own words."""
         with jax.named_scope("head"):
-            normed_B1D = reference.rms_norm(x_B1D, params["norm"], self.plan.cfg.eps)
+            normed_B1D = functions.rms_norm(x_B1D, params["norm"], self.plan.cfg.eps)
             normed_B1Dn = ops.own(normed_B1D, 2, self.plan.split("D"))
             logits_BVn = ops.head(normed_B1Dn, params[self._table])
         return self._choose(logits_BVn, pos_B, choice), logits_BVn

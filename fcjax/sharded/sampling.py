@@ -13,7 +13,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fcjax.sharded.ownership import AXIS, Split
+from fcjax.mesh import AXIS
+from fcjax.sharded.ownership import Split
 
 # A threshold is found by its bits, four at a time: 15 candidates a round, 8 rounds for 32 bits.
 _BITS = 4

@@ -1,0 +1,1 @@
+"""From characters to token ids and back: tokenizer, chat, settings, generation."""

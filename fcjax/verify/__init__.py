@@ -1,0 +1,1 @@
+"""Checking a recorded run again, from its files and by computing steps anew."""

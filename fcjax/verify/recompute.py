@@ -12,12 +12,12 @@ import random
 import jax
 import numpy as np
 
-from fcjax import hub
+from fcjax import files, hub
 from fcjax.decode.loop import Decoder, Programs
+from fcjax.mesh import make_mesh
 from fcjax.model import checkpoint
 from fcjax.record import environment, recorder, run_folder
 from fcjax.record.job import Job
-from fcjax.sharded.ownership import make_mesh
 from fcjax.verify.faults import Faults
 
 
@@ -76,7 +76,7 @@ class Recompute:
     def _replay(self, start: int, lines: list[dict], faults: Faults) -> None:
         wanted = {step for i, step in self.chosen if i == start}
         name = f"start_{start}"
-        there = run_folder.read_json(self._folder / name / run_folder.ENVIRONMENT)
+        there = files.read_json(self._folder / name / run_folder.ENVIRONMENT)
         same = self._same(there)
         decoder = Decoder(self._programs, self._params, seed=self._job.seed)
         decoder.begin(self._job.ids(start))
@@ -122,5 +122,5 @@ class Recompute:
         }
         same = ("versions", "hardware", "settings")
         return hashes(programs) == hashes(there["executables"]) and all(
-            run_folder.plain(self._here[n]) == there[n] for n in same
+            files.plain(self._here[n]) == there[n] for n in same
         )

@@ -15,11 +15,11 @@ run with its numbers, past the first two.
 import json
 import pathlib
 
-from fcjax import audit, manifest, report
+from fcjax import audit, files, manifest, report
 from fcjax.audit import trace
-from fcjax.record import baseline, certificate, recorder, run_folder, summary
+from fcjax.files import plain
+from fcjax.record import baseline, certificate, chain, recorder, run_folder, summary
 from fcjax.record.job import Job
-from fcjax.record.run_folder import plain
 from fcjax.record.summary import of_run, of_steps, start_faults
 from fcjax.verify.faults import Faults
 from fcjax.verify.steps import Lines
@@ -61,7 +61,7 @@ class Verification:
         """Everything that needs no weights; returns the faults, none if there are none."""
         self._files()
         try:
-            content = run_folder.read_json(self.folder / run_folder.RUN)
+            content = files.read_json(self.folder / run_folder.RUN)
             self.job = Job.from_json(content)
             self.faults.expect(run_folder.RUN, self.job.to_json(), content)
             self._baseline()
@@ -136,10 +136,10 @@ class Verification:
             numbers.setdefault(int(index), []).append(int(attempt))
             where = f"{path.name}/{run_folder.FAILURE}"
             try:
-                found = run_folder.read_json(path / run_folder.FAILURE)
+                found = files.read_json(path / run_folder.FAILURE)
                 recorded = 0
                 if (path / run_folder.STEPS).exists():
-                    lines, _, _ = run_folder.read_chain(path / run_folder.STEPS, "")
+                    lines, _, _ = chain.read_chain(path / run_folder.STEPS, "")
                     recorded = sum(x.get("step", -1) >= 0 for x in lines)
                 expected = {
                     "start": int(index),
@@ -172,14 +172,14 @@ class Verification:
             self.faults.add(f"{folder.name}/{name}", "expected no such file in a start")
         if expected - names:
             return
-        there = run_folder.read_json(folder / run_folder.ENVIRONMENT)
+        there = files.read_json(folder / run_folder.ENVIRONMENT)
         devices = self._environment(there, index, attempt)
         verdicts = {}
         for tokens in job.tokens:
             self._guarded(
                 f"{folder.name}/audit_T{tokens}", self._audit, folder, tokens, there, verdicts
             )
-        first = run_folder.sha256((self.folder / run_folder.RUN).read_bytes())
+        first = files.sha256((self.folder / run_folder.RUN).read_bytes())
         lines = Lines(folder, first, job, index, self.faults)
         if set(verdicts) == set(job.tokens):
             lines.check(attempt, there["executables"], verdicts, devices)
@@ -245,7 +245,7 @@ class Verification:
         ran = there["executables"][str(tokens)]
         stored = {
             "tokens": tokens,
-            "hlo_sha256": run_folder.sha256(data[1]),
+            "hlo_sha256": files.sha256(data[1]),
             "program_sha256": recorder.program_sha256(data[1].decode()),
         }
         if self.faults.expect(
@@ -258,7 +258,7 @@ class Verification:
     def _start_summary(self, folder, lines: Lines, verdicts: dict, attempt: int) -> None:
         """Figures of a start, counted again."""
         job, where = self.job, f"{folder.name}/{run_folder.SUMMARY}"
-        found = run_folder.read_json(folder / run_folder.SUMMARY)
+        found = files.read_json(folder / run_folder.SUMMARY)
         programs = sum(x["seconds"] for x in lines.lines)
         recording, caches = found["recording"], found["caches"]
         expected = of_steps(lines.lines, job) | {
@@ -312,13 +312,13 @@ class Verification:
         seen = []
         for i in range(self.job.cold_starts):
             path = self.folder / f"start_{i}" / run_folder.ENVIRONMENT
-            process = run_folder.read_json(path)["process"]
+            process = files.read_json(path)["process"]
             seen.append((process["started"], process["pid"]))
         if len(set(seen)) != len(seen) or len({started for started, _ in seen}) != len(seen):
             self.faults.add("start_*/environment.json", "field process: expected different ones")
 
     def _summary(self) -> None:
-        got = run_folder.read_json(self.folder / run_folder.SUMMARY)
+        got = files.read_json(self.folder / run_folder.SUMMARY)
         self.faults.expect(run_folder.SUMMARY, plain(of_run(self.folder, self.job)), got)
         if got.get("passed") is not True:
             self.faults.add(run_folder.SUMMARY, f"field passed: expected True, got {got['passed']}")

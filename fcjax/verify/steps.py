@@ -9,12 +9,12 @@ import math
 import jax
 import numpy as np
 
-from fcjax.model import reference
-from fcjax.record import ledger, run_folder
+from fcjax.files import plain
+from fcjax.model.params import param_shapes
+from fcjax.record import chain, ledger, run_folder
 from fcjax.record.job import Job
 from fcjax.record.ledger import Ledger
 from fcjax.record.recorder import SAMPLE, step_faults
-from fcjax.record.run_folder import plain
 from fcjax.verify.faults import Faults
 
 _FIELDS = (
@@ -45,7 +45,7 @@ class Lines:
         """
         self.job, self.start, self.faults = job, start, faults
         self._name = f"{folder.name}/{run_folder.STEPS}"
-        self.lines, self.last, wrong = run_folder.read_chain(folder / run_folder.STEPS, first)
+        self.lines, self.last, wrong = chain.read_chain(folder / run_folder.STEPS, first)
         for fault in wrong:
             faults.found.append(f"{folder.name}/{fault}")
         whole = []
@@ -207,7 +207,7 @@ class Lines:
                 self.faults.add(at, f"expected known classes, got {unknown}")
             counts = {n: found.get(n, {}).get("arrays", 0) for n in _CLASSES}
             right = {
-                "weights": len(reference.param_shapes(job.cfg)),
+                "weights": len(param_shapes(job.cfg)),
                 "complete": 2 if when == "exit" and not model.whole else 0,
             }
             self.faults.expect(at, right, {n: counts[n] for n in right})

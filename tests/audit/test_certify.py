@@ -6,8 +6,7 @@ import pytest
 
 from fcjax import audit
 from fcjax.audit import Complete, State, Weight, entry, tensor
-from fcjax.sharded import ownership
-from fcjax.sharded.ownership import AXIS
+from fcjax.mesh import AXIS, make_mesh
 
 D, F, B, N = 26, 34, 3, 2
 
@@ -28,7 +27,7 @@ SHARDS = jax.P(None, AXIS)
 
 
 def _certify(fn, out=SHARDS, roles=None):
-    mesh = ownership.make_mesh(N)
+    mesh = make_mesh(N)
     specs = (SHARDS, jax.P(AXIS), jax.P(AXIS))
     shapes = ((B, D), (D, F), (F, D))
     arguments = [
@@ -86,7 +85,7 @@ def test_the_number_of_roles_must_fit():
     [(SHARDS, None), (jax.P(), "complete-entry"), (jax.P(AXIS), "complete-entry")],
 )
 def test_layouts_are_read_from_the_compiled_program(specs, code):
-    mesh = ownership.make_mesh(N)
+    mesh = make_mesh(N)
     role = tensor(State, "x", "BD", (4, D // N), "D")
     sharding = jax.NamedSharding(mesh, specs)
     found = [v.code for v in entry.sharding_faults([sharding], audit.Signature(N, (role,), ()))]
@@ -94,7 +93,7 @@ def test_layouts_are_read_from_the_compiled_program(specs, code):
 
 
 def test_owners_in_another_order():
-    mesh = ownership.make_mesh(N)
+    mesh = make_mesh(N)
     order = jax.make_mesh((N,), (AXIS,), devices=mesh.devices[::-1])
     role = tensor(State, "x", "BD", (4, D // N), "D")
 
@@ -130,7 +129,7 @@ def test_sub_groups_of_a_second_mesh_axis():
 
 
 def test_a_complete_result_in_a_donated_buffer():
-    mesh = ownership.make_mesh(N)
+    mesh = make_mesh(N)
 
     def gathered(x, up, buffer):
         y = _scatter(x @ up)
@@ -159,7 +158,7 @@ def test_a_complete_result_in_a_donated_buffer():
 
 def test_nothing_crosses_once_the_gather_has_started():
     """The gather of one result stands before the scatter of another: by dataflow it may."""
-    mesh = ownership.make_mesh(N)
+    mesh = make_mesh(N)
 
     def two(x, up, down):
         y = _scatter(x @ up)
@@ -196,7 +195,7 @@ V = 50
 )
 def test_rows_of_a_table_are_state(code, lookup):
     """Whole rows that public values pick are a shard; whatever else is made of a table is not."""
-    mesh = ownership.make_mesh(N)
+    mesh = make_mesh(N)
     specs = (jax.P(None), SHARDS, jax.P(AXIS))
     arguments = [
         jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, spec))

@@ -8,8 +8,9 @@ from fcjax import audit
 from fcjax.bench import huggingface
 from fcjax.decode import parity
 from fcjax.decode.loop import Decoder, Programs, chunks, decode
+from fcjax.mesh import make_mesh
 from fcjax.model import checkpoint
-from fcjax.sharded.ownership import Plan, make_mesh
+from fcjax.sharded.ownership import Plan
 from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 from fcjax.text.tokenizer import Text

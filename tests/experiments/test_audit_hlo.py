@@ -89,7 +89,7 @@ def test_a_folder_that_xla_dumped(tmp_path):
         "import jax; jax.config.update('jax_num_cpu_devices', 2)\n"
         "from fcjax.sharded import ownership, programs; from fcjax.model import config\n"
         "plan = ownership.Plan(config.ModelConfig.from_hf('weights/tiny'), 2)\n"
-        "m = programs.Model(plan, programs.Interval(1), ownership.make_mesh(2))\n"
+        "m = programs.Model(plan, programs.Interval(1), mesh.make_mesh(2))\n"
         "for p in (m.before, m.inside(1)): m.compile(p, 2, 1, 9)\n"
     )
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
@@ -106,7 +106,7 @@ def test_a_dump_of_the_whole_model(tmp_path):
         "from fcjax.sharded import ownership, programs, sampling; from fcjax.model import config\n"
         "plan = ownership.Plan(config.ModelConfig.from_hf('weights/tiny'), 2)\n"
         "s = sampling.Sampling(0.7, 5)\n"
-        "m = programs.Model(plan, programs.Interval(0, 6), ownership.make_mesh(2), sampling=s)\n"
+        "m = programs.Model(plan, programs.Interval(0, 6), mesh.make_mesh(2), sampling=s)\n"
         "for T in (1, 3): m.compile(m.inside(T), 2, T, 9)\n"
     )
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"

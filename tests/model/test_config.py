@@ -8,7 +8,7 @@ import pytest
 
 from fcjax.model import convert
 from fcjax.model.config import QWEN25, ModelConfig
-from fcjax.model.reference import param_shapes
+from fcjax.model.params import param_shapes
 from tests import models
 
 

@@ -6,8 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
-from fcjax.model import convert, reference
+from fcjax.model import convert
 from fcjax.model.config import QWEN25
+from fcjax.model.params import param_dims, param_shapes
 from fcjax.sharded.ownership import INTERVAL_CUT, TENSOR_PARALLEL_CUT, Plan
 from tests import models
 
@@ -24,7 +25,7 @@ def reader(tensors, seen=None):
 
 
 def whole(cfg, path, read):
-    shape = reference.param_shapes(cfg)[path]
+    shape = param_shapes(cfg)[path]
     return convert.read_block(cfg, path, tuple(slice(0, n) for n in shape), read)
 
 
@@ -42,7 +43,7 @@ def test_names_and_shapes_of_named_sizes(cfg):
 def test_each_tensor_is_used_once_and_each_parameter_filled(cfg):
     seen = collections.Counter()
     read = reader(models.hf_tensors(cfg), seen)
-    for path, shape in reference.param_shapes(cfg).items():
+    for path, shape in param_shapes(cfg).items():
         assert whole(cfg, path, read).shape == shape
     assert seen == dict.fromkeys(models.hf_shapes(cfg), 1)
 
@@ -54,7 +55,7 @@ def test_each_number_is_used_once():
         size = int(np.prod(shape))
         tensors[name] = np.arange(start, start + size).reshape(shape)
         start += size
-    out = [whole(cfg, path, reader(tensors)).ravel() for path in reference.param_dims(cfg)]
+    out = [whole(cfg, path, reader(tensors)).ravel() for path in param_dims(cfg)]
     np.testing.assert_array_equal(np.sort(np.concatenate(out)), np.arange(start))
 
 
@@ -63,7 +64,7 @@ def test_each_number_is_used_once():
 def test_parameters_are_those_put_together_by_hand(cfg, dtype):
     tensors = {n: x.astype(models.TYPES[dtype]) for n, x in models.hf_tensors(cfg).items()}
     by_hand = models.fused_params(cfg, tensors)
-    assert by_hand.keys() == reference.param_dims(cfg).keys()
+    assert by_hand.keys() == param_dims(cfg).keys()
     for path, expected in by_hand.items():
         out = whole(cfg, path, reader(tensors))
         assert out.dtype == models.TYPES[dtype]
@@ -97,7 +98,7 @@ def test_blocks_are_slices_of_the_whole(cfg, nodes, cuts):
     tensors = models.hf_tensors(cfg)
     for path, expected in models.fused_params(cfg, tensors).items():
         # Tables are laid out by INTERVAL_CUT everywhere.
-        dims, cut = reference.param_dims(cfg)[path], cuts.get(path.rpartition(".")[2])
+        dims, cut = param_dims(cfg)[path], cuts.get(path.rpartition(".")[2])
         if cut is None:
             continue
         read = 0
@@ -129,8 +130,7 @@ def test_blocks_cut_along_two_axes():
         path = f"layers.0.{name}"
         for cut in itertools.chain.from_iterable((pair, [pair])):
             index = tuple(
-                runs[d] if d in cut else slice(0, cfg.size(d))
-                for d in reference.param_dims(cfg)[path]
+                runs[d] if d in cut else slice(0, cfg.size(d)) for d in param_dims(cfg)[path]
             )
             block = convert.read_block(cfg, path, index, reader(tensors))
             np.testing.assert_array_equal(block, by_hand[path][index])

@@ -11,7 +11,8 @@ from flax import nnx
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen2 import modeling_qwen2 as hf
 
-from fcjax.model import checkpoint, reference
+from fcjax.model import checkpoint, functions, reference
+from fcjax.model.params import param_shapes
 from tests import models, nodes
 
 torch.set_num_threads(1)  # the tensors are tiny
@@ -44,7 +45,7 @@ def pair(request, tmp_path_factory):
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     targets = {
         path: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device)
-        for path, shape in reference.param_shapes(source.cfg).items()
+        for path, shape in param_shapes(source.cfg).items()
     }
     flax = reference.set_params(reference.abstract_model(source.cfg), source.load(targets))
     model = AutoModelForCausalLM.from_pretrained(
@@ -65,7 +66,7 @@ def test_rms_norm(pair):
     x[0, 0] *= 1e-4  # where eps matters
     norm = pair.torch.model.layers[1].input_layernorm
     weight = pair.flax.layers[1].input_norm[...]
-    out = reference.rms_norm(x, weight, pair.cfg.eps)
+    out = functions.rms_norm(x, weight, pair.cfg.eps)
     assert nodes.error(out, norm(t(x)).numpy()) < BOUND
 
 
@@ -73,7 +74,7 @@ def test_rms_norm(pair):
 def test_rope(pair, positions):
     cfg = pair.cfg
     q = normal(B, T, cfg.K, cfg.G, cfg.H)
-    out = reference.rope(q, jnp.full(B, positions.start), cfg.rope_theta)
+    out = functions.rope(q, jnp.full(B, positions.start), cfg.rope_theta)
     q_BnTH = t(q).reshape(B, T, cfg.K * cfg.G, cfg.H).transpose(1, 2)
     ref, _ = hf.apply_rotary_pos_emb(q_BnTH, q_BnTH, *angles(pair, list(positions)))
     # f32 angles are only good to 2^-24 of the position, in both.
@@ -105,8 +106,8 @@ def test_attention(pair):
     ref, _ = layer.self_attn(normed, angles(pair, list(range(T))), causal(T))
     cache = reference.init_cache(cfg, B, LENGTH)[1]
     qkv = pair.flax.layers[1].qkv_proj(x)
-    o, _ = reference.attention(qkv, cache, jnp.zeros(B, jnp.int32), cfg.rope_theta)
-    out = reference.out_proj(o, pair.flax.layers[1].out[...])
+    o, _ = functions.attention(qkv, cache, jnp.zeros(B, jnp.int32), cfg.rope_theta)
+    out = functions.out_proj(o, pair.flax.layers[1].out[...])
     assert nodes.error(out, ref.numpy()) < BOUND
 
 
@@ -135,7 +136,7 @@ def test_residuals_and_logits(pair):
     # The last hidden state of transformers has the final norm applied.
     for mine, theirs in zip(residuals[:-1], ref.hidden_states[:-1], strict=True):
         assert nodes.error(mine, theirs.numpy()) < BOUND
-    normed = reference.rms_norm(residuals[-1], pair.flax.norm[...], pair.cfg.eps)
+    normed = functions.rms_norm(residuals[-1], pair.flax.norm[...], pair.cfg.eps)
     assert nodes.error(normed, ref.hidden_states[-1].numpy()) < BOUND
     assert nodes.error(logits, ref.logits.numpy()) < BOUND
 
@@ -169,7 +170,7 @@ def test_50_greedy_tokens(pair):
 def test_project(M, ends):
     """Sums over M, whatever runs it is cut into; the axes behind M keep their order."""
     x, w = normal(2, 3, M), normal(M, *ends, seed=1)
-    out = reference.project(x, w)
+    out = functions.project(x, w)
     assert out.shape == (2, 3, *ends)
     exact = np.tensordot(x.astype(np.float64), w, axes=1)
     assert nodes.error(np.ravel(out), np.ravel(exact)) < 2e-6
@@ -178,7 +179,7 @@ def test_project(M, ends):
 def test_out_proj():
     o, w = normal(2, 3, 2, 7, 6), normal(2, 7, 6, 5, seed=1)
     exact = np.einsum("btkgh,kghd->btd", o.astype(np.float64), w)
-    assert nodes.error(np.ravel(reference.out_proj(o, w)), np.ravel(exact)) < 2e-6
+    assert nodes.error(np.ravel(functions.out_proj(o, w)), np.ravel(exact)) < 2e-6
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +196,7 @@ def test_rms_norm_in_bf16_is_torch_bit_for_bit():
     norm.weight.data = t(w.astype(np.float32)).bfloat16()
     with torch.no_grad():
         ref = norm(t(x.astype(np.float32)).bfloat16()).float().numpy()
-    out = jax.jit(reference.rms_norm, static_argnums=2)(x, w, 1e-6)
+    out = jax.jit(functions.rms_norm, static_argnums=2)(x, w, 1e-6)
     assert out.dtype == jnp.bfloat16
     np.testing.assert_array_equal(np.asarray(out, np.float32), ref)
     x32, w32 = x.astype(np.float32), w.astype(np.float32)
@@ -206,14 +207,14 @@ def test_rms_norm_in_bf16_is_torch_bit_for_bit():
 def test_rope_by_hand():
     """Head dimension 4 at position 1: coordinate h turns with h + 2, not with its neighbour."""
     x = np.array([1.0, 2.0, 3.0, 4.0], np.float32).reshape(1, 1, 1, 1, 4)
-    out = np.asarray(reference.rope(x, jnp.array([1]), 100.0)).ravel()
+    out = np.asarray(functions.rope(x, jnp.array([1]), 100.0)).ravel()
     a, b = 1.0, 0.1  # 100 ** (-2h / 4)
     expected = [
         1 * np.cos(a) - 3 * np.sin(a), 2 * np.cos(b) - 4 * np.sin(b),
         3 * np.cos(a) + 1 * np.sin(a), 4 * np.cos(b) + 2 * np.sin(b),
     ]  # fmt: skip
     np.testing.assert_allclose(out, expected, rtol=1e-6)
-    np.testing.assert_array_equal(np.asarray(reference.rope(x, jnp.array([0]), 100.0)), x)
+    np.testing.assert_array_equal(np.asarray(functions.rope(x, jnp.array([0]), 100.0)), x)
 
 
 def test_query_head_h_reads_group_h_div_G():
@@ -223,7 +224,7 @@ def test_query_head_h_reads_group_h_div_G():
     k = np.zeros((1, cfg.K, 4, cfg.H), np.float32)
     v = np.zeros((1, cfg.K, 4, cfg.H), np.float32)
     v[:, 0], v[:, 1] = 10, 20
-    o = np.asarray(reference.attend(q, k, v, jnp.array([0]))).reshape(cfg.K * cfg.G, cfg.H)
+    o = np.asarray(functions.attend(q, k, v, jnp.array([0]))).reshape(cfg.K * cfg.G, cfg.H)
     np.testing.assert_array_equal(o[:, 0], [10] * 7 + [20] * 7)
 
 
@@ -232,7 +233,7 @@ def test_attention_reads_slots_up_to_its_own():
     v = np.full((1, 1, 8, 2), 1e9, np.float32)
     v[0, 0, :6, 0] = v[0, 0, :6, 1] = [0, 1, 2, 3, 4, 5]
     q, k = np.zeros((1, 3, 1, 1, 2), np.float32), np.zeros((1, 1, 8, 2), np.float32)
-    o = np.asarray(reference.attend(q, k, v, jnp.array([3])))[0, :, 0, 0, 0]
+    o = np.asarray(functions.attend(q, k, v, jnp.array([3])))[0, :, 0, 0, 0]
     np.testing.assert_allclose(o, [1.5, 2.0, 2.5], rtol=1e-6)
 
 
@@ -242,7 +243,7 @@ def test_softmax_stands_large_scores():
     k[0, 0, 1] = 1e4
     v = np.array([1, 2], np.float32).reshape(1, 1, 2, 1) * np.ones((1, 1, 2, 4), np.float32)
     np.testing.assert_array_equal(
-        reference.attend(q, k, v, jnp.array([1])), np.full((1, 1, 1, 1, 4), 2)
+        functions.attend(q, k, v, jnp.array([1])), np.full((1, 1, 1, 1, 4), 2)
     )
 
 
@@ -321,10 +322,10 @@ def test_parameters_go_in_and_out():
     cfg, params = models.UNTIED, models.random_params(models.UNTIED)
     model = nodes.reference_model(cfg, params)
     out = reference.get_params(model)
-    assert out.keys() == reference.param_shapes(cfg).keys() == params.keys()
+    assert out.keys() == param_shapes(cfg).keys() == params.keys()
     for path, x in params.items():
         np.testing.assert_array_equal(out[path], x)
-        assert out[path].shape == reference.param_shapes(cfg)[path]
+        assert out[path].shape == param_shapes(cfg)[path]
 
 
 def test_parameters_of_another_model_are_refused():
@@ -342,7 +343,7 @@ def test_fresh_parameters():
         return reference.get_params(model)
 
     for path, x in jax.jit(fresh)().items():
-        assert x.dtype == jnp.bfloat16 and x.shape == reference.param_shapes(cfg)[path]
+        assert x.dtype == jnp.bfloat16 and x.shape == param_shapes(cfg)[path]
         x = np.asarray(x, np.float32)
         if path.endswith("norm"):
             np.testing.assert_array_equal(x, 1)

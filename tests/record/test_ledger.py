@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from fcjax.decode.loop import Decoder, Programs
+from fcjax.mesh import make_mesh
 from fcjax.record import ledger
 from fcjax.record.ledger import Ledger, Shard, coverage, measure
 from fcjax.record.live_arrays import Live
-from fcjax.sharded.ownership import Plan, Split, make_mesh
+from fcjax.sharded.ownership import Plan, Split
 from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 from tests import models

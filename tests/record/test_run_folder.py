@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from fcjax import files
 from fcjax.record import run_folder
-from fcjax.record.run_folder import Chain, read_chain
+from fcjax.record.chain import Chain, read_chain
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -26,8 +27,8 @@ def test_a_chain_carries_the_hash_of_the_line_before(tmp_path):
     made = chain(tmp_path / "steps.jsonl")
     lines = (tmp_path / "steps.jsonl").read_text().splitlines()
     previous = [json.loads(x)["previous"] for x in lines]
-    assert previous == ["first", *(run_folder.sha256(x.encode()) for x in lines[:2])]
-    assert made.last == run_folder.sha256(lines[2].encode()) and made.count == 3
+    assert previous == ["first", *(files.sha256(x.encode()) for x in lines[:2])]
+    assert made.last == files.sha256(lines[2].encode()) and made.count == 3
     found, last, faults = read_chain(tmp_path / "steps.jsonl", "first")
     assert [(x["step"], x["line"]) for x in found] == [(0, 1), (1, 2), (2, 3)]
     assert (last, faults) == (made.last, [])
@@ -73,21 +74,21 @@ def test_a_broken_chain_says_where(tmp_path):
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
-    run_folder.write_json(path, {"old": 1})
+    files.write_json(path, {"old": 1})
 
     def full(fd):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device; what was recorded before is kept"):
-        run_folder.write_json(path, {"new": 2})
-    assert run_folder.read_json(path) == {"old": 1}
+        files.write_json(path, {"new": 2})
+    assert files.read_json(path) == {"old": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
 
 
 FULL_DISK = """
 import json, resource, sys
-from fcjax.record.run_folder import Chain
+from fcjax.record.chain import Chain
 chain = Chain(sys.argv[1], "first")
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 try:
@@ -126,9 +127,9 @@ def test_a_sync_that_fails_is_said_before_the_next_line(tmp_path, monkeypatch):
 def test_json_that_is_none_is_said_with_its_file(tmp_path):
     (tmp_path / "run.json").write_bytes(b'{"a": \xff}')
     with pytest.raises(ValueError, match="run.json: expected JSON, got"):
-        run_folder.read_json(tmp_path / "run.json")
+        files.read_json(tmp_path / "run.json")
     with pytest.raises(ValueError):
-        run_folder.encode({"not JSON": float("nan")})
+        files.encode({"not JSON": float("nan")})
 
 
 def test_a_folder_is_held_by_one_run_and_by_its_children(tmp_path):

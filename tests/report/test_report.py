@@ -9,7 +9,7 @@ import statistics
 
 import pytest
 
-from fcjax import report
+from fcjax import files, report
 from fcjax.record import run_folder
 from fcjax.report.markup import VOID
 from fcjax.sharded.programs import Interval
@@ -143,7 +143,7 @@ def test_is_well_formed_and_alone(run, request):
 @pytest.mark.parametrize("run", ["layer_run", "whole_run"])
 def test_figures_are_those_of_the_files(run, request):
     folder = request.getfixturevalue(run)
-    found, job = page(folder), run_folder.read_json(folder / "run.json")
+    found, job = page(folder), files.read_json(folder / "run.json")
     lines = figures(folder)
     steps = [x for of in lines for x in of if x["step"] >= 0]
     assert found.of["h1"] == [f"\u2713 {len(steps)} of {len(steps)} audited decode steps passed"]
@@ -169,11 +169,11 @@ def test_figures_are_those_of_the_files(run, request):
     measured = sum(o["measured"] for o in owners)
     assert f"{len(owners):,} disjoint, {len(owners):,} covering" in found.text
     assert f"{measured:,} of them measured on real buffers" in found.text
-    summaries = [run_folder.read_json(f) for f in sorted(folder.glob("start_?/summary.json"))]
-    hashes = [run_folder.sha256((folder / "run.json").read_bytes()), job["weights_sha256"]]
+    summaries = [files.read_json(f) for f in sorted(folder.glob("start_?/summary.json"))]
+    hashes = [files.sha256((folder / "run.json").read_bytes()), job["weights_sha256"]]
     hashes += [s["last_line"] for s in summaries]
     for certificate in folder.glob("start_?/audit_T*/certificate.json"):
-        hashes.append(run_folder.read_json(certificate)["program"]["sha256"])
+        hashes.append(files.read_json(certificate)["program"]["sha256"])
     assert set(hashes) <= set(found.of["code"])
     caches = max(float(s["caches"]["worst"]) for s in summaries)
     assert f"worst of all layers at the end: {caches:.1e}" in found.text
@@ -192,7 +192,7 @@ def test_figures_are_those_of_the_files(run, request):
 @pytest.mark.parametrize("run", ["layer_run", "whole_run"])
 def test_says_what_is_not_shown(run, request):
     folder = request.getfixturevalue(run)
-    found, job = page(folder), run_folder.read_json(folder / "run.json")
+    found, job = page(folder), files.read_json(folder / "run.json")
     for sentence in job["limits"]:
         assert sentence in found.of["li"]
     assert any("share one host's memory" in x for x in found.of["li"])
@@ -241,8 +241,8 @@ def test_hostile_text_is_text(copy):
         }
         return run
 
-    run = write(run_folder.read_json(copy / "run.json"))
-    (copy / "run.json").write_bytes(run_folder.encode(run))
+    run = write(files.read_json(copy / "run.json"))
+    (copy / "run.json").write_bytes(files.encode(run))
     edit_json(copy / "start_0/summary.json", text=[_HOSTILE])
     edit_json(copy / "start_1_failed_0/failure.json", reason=_HOSTILE, output=_HOSTILE)
     runs.reseal(copy)
@@ -278,7 +278,7 @@ def _parity_is_no_number(copy):
 
 def _audit_fails(copy):
     path = copy / "start_0/audit_T1/certificate.json"
-    verdict = run_folder.read_json(path)["verdict"]
+    verdict = files.read_json(path)["verdict"]
     violation = {"code": "EXTRA", "text": "one more", "line": "%x", "scope": "", "path": ["a"],
                  "holds": "everything"}  # fmt: skip
     edit_json(path, verdict=verdict | {"ok": False, "violations": [violation]})
@@ -399,10 +399,10 @@ def test_without_a_run_it_is_refused(tmp_path):
 
 def test_long_runs_of_deep_models_stay_small(whole_run, tmp_path):
     """28 layers and 250 steps: layers are folded, steps are drawn and not listed."""
-    run = run_folder.read_json(whole_run / "run.json")
+    run = files.read_json(whole_run / "run.json")
     run["steps"] = 250
     run["model"]["L"] = run["interval"]["depth"] = 28
-    (tmp_path / "run.json").write_bytes(run_folder.encode(run))
+    (tmp_path / "run.json").write_bytes(files.encode(run))
     line = runs.read_lines(whole_run / "start_0/steps.jsonl")[1]
     ledger = line["ledger"]
     layer = json.dumps([row for row in ledger if row["boundary"].startswith("layer_1/")])

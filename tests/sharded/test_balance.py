@@ -5,9 +5,10 @@ import math
 import jax
 import pytest
 
-from fcjax.model import reference
+from fcjax.mesh import make_mesh
+from fcjax.model.params import param_shapes
 from fcjax.sharded import balance
-from fcjax.sharded.ownership import Plan, make_mesh
+from fcjax.sharded.ownership import Plan
 from fcjax.sharded.programs import Interval, Model
 from tests import models
 
@@ -17,7 +18,7 @@ from tests import models
 def test_shares_add_up_to_the_model(cfg, N):
     model = Model(Plan(cfg, N), Interval(0, cfg.L), make_mesh(N))
     found = balance.shares(model, batch=2, slots=9)
-    whole = 4 * sum(map(math.prod, reference.param_shapes(cfg).values()))
+    whole = 4 * sum(map(math.prod, param_shapes(cfg).values()))
     assert sum(s.weights - s.weight_padding for s in found) == whole  # nothing twice
     caches = jax.tree.leaves([model.cache(2, 9)] * cfg.L)
     assert N * found[0].cache == sum(4 * math.prod(c.shape) for c in caches)
@@ -45,7 +46,7 @@ def test_tensor_parallel_norms_are_on_every_node():
     cfg = models.UNTIED
     model = Model(Plan(cfg, 2), Interval(0), make_mesh(2))
     found = balance.shares(model, batch=1, slots=8)
-    whole = 4 * sum(map(math.prod, reference.param_shapes(cfg).values()))
+    whole = 4 * sum(map(math.prod, param_shapes(cfg).values()))
     # Two norms of each layer outside the interval, but the successor's first, and the last norm.
     twice = 4 * cfg.D * (2 * 3 - 1 + 1)
     assert sum(s.weights - s.weight_padding for s in found) == whole + twice

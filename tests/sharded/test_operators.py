@@ -6,10 +6,11 @@ import re
 import jax
 import pytest
 
+from fcjax.mesh import make_mesh
 from fcjax.model.config import QWEN25
 from fcjax.sharded import operators
 from fcjax.sharded.operators import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
-from fcjax.sharded.ownership import STATE, Plan, make_mesh
+from fcjax.sharded.ownership import STATE, Plan
 from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 from tests import models

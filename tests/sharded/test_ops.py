@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fcjax.model import reference
-from fcjax.model.reference import LAYER_PARAMS
+from fcjax.mesh import AXIS
+from fcjax.model import functions
+from fcjax.model.params import LAYER_PARAMS
 from fcjax.sharded import ops
-from fcjax.sharded.ownership import AXIS, INTERVAL_CUT, TENSOR_PARALLEL_CUT, Plan
+from fcjax.sharded.ownership import INTERVAL_CUT, TENSOR_PARALLEL_CUT, Plan
 from tests import models, nodes
 
 CFG = models.THREE
@@ -121,7 +122,7 @@ def test_rms_norm_in_bf16_is_the_reference_bit_for_bit():
     w = normal(64).astype(jnp.bfloat16)
     arguments = [(x, 2), (w, 0)]
     (out,) = nodes.on_nodes(4, lambda x, w: (ops.rms_norm(x, w, 64, 1e-6),), arguments, [2])
-    ref = jax.jit(reference.rms_norm, static_argnums=2)(x, w, 1e-6)
+    ref = jax.jit(functions.rms_norm, static_argnums=2)(x, w, 1e-6)
     np.testing.assert_array_equal(out, ref)
 
 
@@ -171,7 +172,7 @@ def test_gate_up_proj(N, params):
     x = normal(2, 3, CFG.D)
     op = lambda x, w: ops.gate_up_proj(x, w, CFG.D, CFG.eps)  # noqa: E731
     out = run(Plan(CFG, N), params, op, ["post_norm", "gate_up"], x, "BTD", "D", [2])
-    normed = reference.rms_norm(x, params["post_norm"], CFG.eps)
+    normed = functions.rms_norm(x, params["post_norm"], CFG.eps)
     gate, up = np.einsum("btd,dzf->zbtf", normed, params["gate_up"].astype(np.float64))
     check(out, gate / (1 + np.exp(-gate)) * up, 2)
 

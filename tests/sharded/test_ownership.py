@@ -10,17 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fcjax.mesh import AXIS, make_mesh
 from fcjax.model.config import QWEN25
-from fcjax.model.reference import LAYER_PARAMS, param_dims, param_shapes
+from fcjax.model.params import LAYER_PARAMS, param_dims, param_shapes
 from fcjax.sharded.ownership import (
-    AXIS,
     INTERVAL_CUT,
     SPLIT_DIMS,
     STATE,
     TENSOR_PARALLEL_CUT,
     Plan,
     Split,
-    make_mesh,
 )
 from tests import models
 

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fcjax.mesh import make_mesh
 from fcjax.model import reference
-from fcjax.sharded.ownership import Plan, make_mesh
+from fcjax.model.params import param_dims, param_shapes
+from fcjax.sharded.ownership import Plan
 from fcjax.sharded.programs import Interval, Model
 from tests import models, nodes
 
@@ -307,7 +309,7 @@ def test_every_parameter_is_read_by_a_program(depth):
     for cfg in (dataclasses.replace(models.THREE, L=4), models.UNTIED):
         model = Model(Plan(cfg, 2), Interval(0, depth), make_mesh(2))
         read = [path for program in model.programs(1) for path in program.params]
-        assert set(read) == set(reference.param_dims(cfg))
+        assert set(read) == set(param_dims(cfg))
         twice = {path for path in read if read.count(path) > 1}
         # A tied table is read by the programs of both ends.
         assert twice == ({"embed"} if cfg.tied and depth == 1 else set())
@@ -320,6 +322,6 @@ def test_a_node_holds_its_share_of_every_matrix(depth):
     for path, target in model.params().items():
         shard = target.sharding.shard_shape(target.shape)
         if len(target.shape) > 1 or path in model.inside(1).params:
-            assert np.prod(shard) * 2 == np.prod(reference.param_shapes(cfg)[path]), path
+            assert np.prod(shard) * 2 == np.prod(param_shapes(cfg)[path]), path
         else:
             assert shard == target.shape, path  # norms of unmodified layers, on every node

@@ -14,7 +14,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from fcjax.sharded import ownership, sampling
+from fcjax.mesh import AXIS, make_mesh
+from fcjax.sharded import sampling
 from fcjax.sharded.ownership import Split
 from fcjax.sharded.sampling import Sampling
 
@@ -26,13 +27,13 @@ INF, NAN = np.inf, np.nan
 def program(N: int, rule: Sampling, size: int, own_noise):
     """`choose` on N nodes; the noise is part of it so that no two are mixed up."""
     split = Split("V", size, N)
-    spec = jax.P(None, ownership.AXIS)
+    spec = jax.P(None, AXIS)
 
     def fn(logits_BVn, pos_B, seed, seen_BVn):
         return rule.choose(logits_BVn, split, pos_B, seed, seen_BVn)
 
     specs = {"in_specs": (spec, jax.P(), jax.P(), spec), "out_specs": jax.P()}
-    mesh = ownership.make_mesh(N)
+    mesh = make_mesh(N)
     return jax.NamedSharding(mesh, spec), jax.jit(jax.shard_map(fn, mesh=mesh, **specs))
 
 

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from fcjax.record import certificate, run_folder
+from fcjax import files
+from fcjax.record import certificate
 from fcjax.sharded.programs import Interval
 from fcjax.sharded.sampling import Sampling
 from fcjax.verify.recompute import Recompute
@@ -61,7 +62,7 @@ class Copy:
         """Edit a JSON file in place."""
         content = json.loads((self.folder / name).read_text())
         edit(content)
-        (self.folder / name).write_bytes(run_folder.encode(content))
+        (self.folder / name).write_bytes(files.encode(content))
 
     def certificate(self, name, edit) -> None:
         """Edit a certificate and seal it again."""
@@ -337,7 +338,7 @@ def other_program(copy):
     """The program of one token in place of that of a chunk, with a certificate that says so."""
     at = copy / "start_0/audit_T4"
     shutil.copy(copy / "start_0/audit_T1/interval.hlo", at)
-    digest = run_folder.sha256((at / "interval.hlo").read_bytes())
+    digest = files.sha256((at / "interval.hlo").read_bytes())
     copy.certificate("start_0/audit_T4", lambda c: c["program"].update(sha256=digest))
 
 
@@ -347,7 +348,7 @@ def leaking_program(copy):
     text = path.read_text()
     assert "dimensions={2}" in text
     path.write_text(text.replace("dimensions={2}", "dimensions={1}", 1))
-    digest = run_folder.sha256(path.read_bytes())
+    digest = files.sha256(path.read_bytes())
     copy.certificate("start_0/audit_T1", lambda c: c["program"].update(sha256=digest))
     copy.json("start_0/environment.json", lambda c: c["executables"]["1"].update(hlo_sha256=digest))
     copy.lines(lambda lines: [x["executable"].update(hlo_sha256=digest) for x in lines[1:]])
@@ -357,7 +358,7 @@ def renamed_instruction(copy):
     """A program that is audited clean, but is not the one whose hash the steps carry."""
     path = copy / "start_0/audit_T1/interval.hlo"
     path.write_text(path.read_text().replace("bitcast.1", "bitcast.100000"))
-    digest = run_folder.sha256(path.read_bytes())
+    digest = files.sha256(path.read_bytes())
     copy.certificate("start_0/audit_T1", lambda c: c["program"].update(sha256=digest))
 
 

@@ -1,0 +1,1 @@
+"""Compiled programs as data: XLA's parser behind one door."""

@@ -1,0 +1,1 @@
+"""What each instruction makes of what is known of its operands."""

@@ -1,0 +1,121 @@
+"""A file of lines that only grows, each with the hash of the one before."""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import pathlib
+
+from fcjax.files import sha256
+
+
+class Chain:
+    """A file of lines that only grows, each with the hash of the one before.
+
+    A line is with the operating system when `append` returns, so no end of this process loses it.
+    It is synced to the disk while the next pass runs, and before the next line is written.
+
+    Attributes:
+      path: the file.
+      last: hash of the last line; before the first line, what that one will carry.
+      count: lines so far.
+    """
+
+    def __init__(self, path, first: str):
+        """
+        Args:
+          path: made here; must not exist.
+          first: hash that the first line carries.
+        """
+        self.path, self.last, self.count = pathlib.Path(path), first, 0
+        self._file = open(path, "xb", buffering=0)
+        self._size = 0
+        self._pool = concurrent.futures.ThreadPoolExecutor(1)
+        self._synced: concurrent.futures.Future | None = None
+
+    def append(self, fields: str) -> None:
+        """Append one line.
+
+        Args:
+          fields: the text of a JSON object with at least one field and without "previous".
+
+        Raises:
+          OSError: the disk is full, or whatever else; the lines before stay as they are.
+        """
+        line = f'{{"previous": "{self.last}", {fields[1:]}'.encode()
+        with self._explained():
+            self._wait()
+            self._write(line + b"\n")
+            self._synced = self._pool.submit(os.fsync, self._file.fileno())
+        self._size += len(line) + 1
+        self.last = sha256(line)
+        self.count += 1
+
+    def close(self) -> None:
+        """No more lines; all of them are on disk."""
+        with self._explained():
+            self._wait()
+            self._pool.shutdown()
+            self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file behind an error, without another one."""
+        with contextlib.suppress(OSError):
+            self.close()
+        self._file.close()
+
+    def _wait(self) -> None:
+        synced, self._synced = self._synced, None
+        if synced is not None:
+            synced.result()
+
+    def _write(self, data: bytes) -> None:
+        """All of it, or none."""
+        written = 0
+        try:
+            while written < len(data):
+                written += self._file.write(data[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)
+            raise
+
+    @contextlib.contextmanager
+    def _explained(self):
+        try:
+            yield
+        except OSError as e:
+            raise OSError(
+                e.errno, f"{e.strerror}; the {self.count} lines before are kept", str(self.path)
+            ) from e
+
+
+def read_chain(path, first: str) -> tuple[list[dict], str, list[str]]:
+    """The lines of a chain, its last hash, and what is wrong with it.
+
+    Every line that can be read is in the list, with its number from 1 as the field "line".
+    """
+    name = pathlib.Path(path).name
+    data = pathlib.Path(path).read_bytes()
+    lines = data.split(b"\n")
+    faults = [] if lines.pop() == b"" else [f"{name}: expected a line end at the end, got none"]
+    if faults:  # a line that was cut off does not count
+        faults[0] += f" (line {len(lines) + 1})"
+    found, last = [], first
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            previous = record["previous"]
+        except (ValueError, KeyError, TypeError) as e:
+            faults.append(f"{name} line {number}: expected a record, got {e!r}")
+            previous = None
+        else:
+            found.append(record | {"line": number})
+        if previous is not None and previous != last:
+            before = f"line {number - 1}" if number > 1 else "run.json"
+            faults.append(
+                f"{name} line {number}: field previous: expected {last[:12]}..., the hash of"
+                f" {before}, got {str(previous)[:12]}..., so one of the two was changed"
+            )
+        last = sha256(line)
+    return found, last, faults
