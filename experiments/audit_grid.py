@@ -17,8 +17,11 @@ from tqdm import tqdm
 from fcjax import audit, cli
 from fcjax.mesh import make_mesh, use_platform
 from fcjax.model.config import QWEN25, ModelConfig
+from fcjax.sharded import programs
+from fcjax.sharded.contract import interval_contract
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("model", "weights/tiny", f"Folder with config.json, or {', '.join(QWEN25)}.")
@@ -59,10 +62,10 @@ def main(_):
 
 def check(plan: Plan, interval: Interval) -> audit.Verdict:
     """Compile and audit one cell."""
-    model = Model(plan, interval, make_mesh(plan.nodes))
-    sizes = 1, 1, FLAGS.length
-    compiled = model.compile(model.inside(1), *sizes)
-    return audit.audit_compiled(compiled, audit.interval_contract(model, *sizes))
+    model = ShardedModel(plan, interval)
+    sizes, layout = (1, 1, FLAGS.length), Layout(model, make_mesh(plan.nodes))
+    compiled = programs.compile(programs.interval(model, 1), layout, *sizes)
+    return audit.audit_compiled(compiled, interval_contract(model, *sizes))
 
 
 if __name__ == "__main__":

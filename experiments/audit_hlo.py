@@ -28,8 +28,9 @@ from fcjax.audit.hlo import dump
 from fcjax.decode import aot
 from fcjax.model.config import QWEN25, ModelConfig
 from fcjax.record import certificate
+from fcjax.sharded.contract import interval_contract
+from fcjax.sharded.interval import Interval, ShardedModel
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 
 FLAGS = flags.FLAGS
@@ -65,14 +66,14 @@ def main(_):
 
 
 def audit_saved(cfg, interval, sampling) -> list[audit.Verdict]:
-    model = Model(Plan(cfg, FLAGS.nodes or 2), interval, mesh=None, sampling=sampling)
+    model = ShardedModel(Plan(cfg, FLAGS.nodes or 2), interval, sampling)
     verdicts = []
     for name, text in dump.read(FLAGS.hlo).items():
         module = audit.parse(text)
-        found = dump.sizes(module, lambda *sizes: audit.interval_contract(model, *sizes))
+        found = dump.sizes(module, lambda *sizes: interval_contract(model, *sizes))
         asked = (FLAGS.batch, FLAGS.tokens, FLAGS.length)
         sizes = [a if a is not None else f for a, f in zip(asked, found, strict=True)]
-        verdicts.append(audit.audit_interval(text, audit.interval_contract(model, *sizes)))
+        verdicts.append(audit.audit_interval(text, interval_contract(model, *sizes)))
         print(verdicts[-1].text(f"{name}, {said(model, sizes)}") + "\n")
     return verdicts
 
@@ -81,14 +82,14 @@ def audit_topology(cfg, interval, sampling) -> list[audit.Verdict]:
     _, nodes = aot.parse_topology(FLAGS.topology)
     if FLAGS.nodes not in (None, nodes):
         raise ValueError(f"nodes: expected {nodes}, as {FLAGS.topology} has, got {FLAGS.nodes}")
-    model = Model(Plan(cfg, nodes), interval, mesh=None, sampling=sampling)
+    model = ShardedModel(Plan(cfg, nodes), interval, sampling)
     sizes = {"batch": FLAGS.batch or 1, "tokens": FLAGS.tokens or 1, "length": FLAGS.length or 256}
     if FLAGS.workdir:
         pathlib.Path(FLAGS.workdir).mkdir(parents=True)
     text = aot.compile_interval(
         FLAGS.topology, cfg, interval, dtype=FLAGS.dtype, sampling=sampling, **sizes
     )
-    verdict = audit.audit_interval(text, audit.interval_contract(model, *sizes.values()))
+    verdict = audit.audit_interval(text, interval_contract(model, *sizes.values()))
     said_sizes = said(model, sizes.values())
     print(verdict.text(f"{FLAGS.topology} in {FLAGS.dtype}, {said_sizes}, compile-only audit"))
     print("\nThis audit is compile-only: no such GPUs were there, and the program was not run.")
@@ -98,7 +99,7 @@ def audit_topology(cfg, interval, sampling) -> list[audit.Verdict]:
     return [verdict]
 
 
-def said(model: Model, sizes) -> str:
+def said(model: ShardedModel, sizes) -> str:
     batch, tokens, length = sizes
     layers = f"{model.interval.depth} layer(s) from layer {model.interval.first}"
     if model.whole:

@@ -17,12 +17,15 @@ import statistics
 from absl import flags
 
 from fcjax import cli, hub
-from fcjax.bench import peers
-from fcjax.decode.loop import Decoder, Programs
+from fcjax.bench import peers, timing, traffic
+from fcjax.decode.audited import Programs
+from fcjax.decode.decoder import Decoder
 from fcjax.mesh import make_mesh, use_platform
 from fcjax.model import checkpoint
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
+from fcjax.sharded.programs import TensorParallel, compile
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("model", "weights/tiny", "Folder with config.json and weights, or a hub id.")
@@ -41,48 +44,48 @@ def main(_):
     folder = hub.model_folder(FLAGS.model)
     source = checkpoint.open_folder(folder)
     plan, mesh, length = Plan(source.cfg, FLAGS.nodes), make_mesh(FLAGS.nodes), FLAGS.context + 1
-    whole = Model(plan, Interval(0, source.cfg.L), mesh)
-    peer = Model(plan, None, mesh)
+    whole, peer = ShardedModel(plan, Interval(0, source.cfg.L)), TensorParallel(plan)
+    laid_out = {SHARDS: Layout(whole, mesh), PEER: Layout(peer, mesh)}
     print(f"{FLAGS.nodes} nodes, one token, {FLAGS.context} tokens in the cache, f32, {folder}\n")
 
-    programs = Programs(whole, batch=1, length=length)
+    programs = Programs(laid_out[SHARDS], batch=1, length=length)
     print(f"audit of the program with every layer on shards: {programs.prepare(1)}\n")
-    peer_step = peer.compile(peer.tensor_parallel, batch=1, tokens=1, length=length)
+    peer_step = compile(peer.program(), laid_out[PEER], batch=1, tokens=1, length=length)
     texts = {SHARDS: (whole, programs.audits[1].hlo), PEER: (peer, peer_step.as_text())}
-    print(peers.traffic_table(texts), flush=True)
+    print(traffic.table(texts), flush=True)
 
     unsharded = peers.Unsharded(source, length)
-    read, size = peers.bandwidth_reader(mesh)
+    read, size = timing.bandwidth_reader(mesh)
     groups, layers = [], []
     for first in (True, False):
-        model = whole if first else peer
-        params = source.load(model.params())
-        layer = peers.layer_step(model, params, 0, length)
+        layout = laid_out[SHARDS if first else PEER]
+        params = source.load(layout.params())
+        layer = peers.layer_step(layout, params, 0, length)
         name = "layer on shards" if first else "tensor parallel layer"
         beside = {"unsharded Flax layer": unsharded.layer_step(0), name: layer}
-        layers.append(peers.take_turns(beside, FLAGS.rounds, calls=10))
+        layers.append(timing.take_turns(beside, FLAGS.rounds, calls=10))
         steps = {BASE: unsharded.decode_step(), "(reading memory once)": read}
         if first:
             steps[SHARDS] = peers.decode_step(Decoder(programs, params))
             if FLAGS.torch and importlib.util.find_spec("torch"):
                 steps["transformers on torch"] = peers.torch_step(folder, length)
         else:
-            steps[PEER] = peers.tensor_parallel_step(model, peer_step, params, length)
-        groups.append(peers.take_turns(steps, FLAGS.rounds))
-        del params, layer, beside, steps  # the next beside need the memory
+            steps[PEER] = peers.tensor_parallel_step(layout, peer_step, params, length)
+        groups.append(timing.take_turns(steps, FLAGS.rounds))
+        del params, layer, beside, steps  # the next ones need the memory
         gc.collect()
     rates = [s for group in groups for s in group.pop("(reading memory once)")]
     rate = size / statistics.median(rates)
     floor = peers.step_bytes(source.cfg, length)
-    print("\n" + peers.table("layer step", layers, "unsharded Flax layer"))
-    print("\n" + peers.table("decode step", groups, BASE))
+    print("\n" + timing.table("layer step", layers, "unsharded Flax layer"))
+    print("\n" + timing.table("decode step", groups, BASE))
     print(
         f"  floor: {floor / 1e9:.2f} GB of weights and cache at {rate / 1e9:.1f} GB/s, measured in"
         f" the same rounds: {1e3 * floor / rate:.1f} ms"
     )
     del unsharded
     gc.collect()
-    found = peers.recording(FLAGS.model, source, whole, FLAGS.platform, RECORDED)
+    found = peers.recording(FLAGS.model, source, laid_out[SHARDS], FLAGS.platform, RECORDED)
     print(
         f"\nrecording {RECORDED} steps with every layer on shards: {found['share']:.1%} of the"
         f" programs' time, {1e3 * found['seconds'] / RECORDED:.2f} ms a step"

@@ -52,7 +52,7 @@ def main(_):
     with run_folder.lock(folder) as lock:
         if not cold_starts.is_finished(folder):
             print(f"evidence: {folder}\nbaseline: {baseline.words(job.baseline)}")
-            print(f"{balance.table(job.model(), job.batch, job.slots)}\n", flush=True)
+            print(f"{balance.table(job.model(), job.dtype, job.batch, job.slots)}\n", flush=True)
             for name in cold_starts.tidy(folder, job):
                 print(f"put aside: {folder / name}")
             try:

@@ -20,10 +20,10 @@ from tqdm import tqdm
 
 from experiments import run_flags
 from fcjax import audit, cli, cold_starts
-from fcjax.mesh import make_mesh, use_platform
+from fcjax.mesh import use_platform
 from fcjax.record import baseline, run_folder
 from fcjax.record.start import Start
-from fcjax.sharded import balance, operators
+from fcjax.sharded import balance, interval
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(run_flags)
@@ -34,13 +34,13 @@ flags.DEFINE_string("workdir", None, "New folder for the evidence. [runs/decode_
 def main(_):
     use_platform(FLAGS.platform, FLAGS.nodes)
     job = run_flags.job("decode_layer", [FLAGS.prompt], 1, stop_at_eos=True)
-    model = job.model(make_mesh(job.nodes))
+    model = job.model()
     workdir = FLAGS.workdir or f"runs/decode_layer-{time.strftime('%Y%m%d-%H%M%S')}"
 
     print("The interval, and what each node owns behind each operator:\n")
-    print(operators.table(model, job.batch, 1))
+    print(interval.table(model, job.batch, 1))
     print("\nWhat each node holds and does:\n")
-    print(balance.table(model, job.batch, job.slots))
+    print(balance.table(model, job.dtype, job.batch, job.slots))
 
     folder = cold_starts.create(workdir, job)
     with run_folder.lock(folder):

@@ -16,8 +16,9 @@ from fcjax import cli, hub
 from fcjax.bench import sweep
 from fcjax.mesh import make_mesh, use_platform
 from fcjax.model import checkpoint
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from fcjax.text.tokenizer import Text
 
 FLAGS = flags.FLAGS
@@ -37,7 +38,7 @@ def main(_):
     source = checkpoint.open_folder(folder)
     intervals = [Interval(0, cli.depth(depth, source.cfg.L)) for depth in FLAGS.depths]
     plan, mesh = Plan(source.cfg, FLAGS.nodes), make_mesh(FLAGS.nodes)
-    models = [Model(plan, interval, mesh) for interval in intervals]
+    models = [Layout(ShardedModel(plan, interval), mesh) for interval in intervals]
     prompt_T = Text(folder).encode(FLAGS.prompt)[0]
     points = []
     for point in sweep.points(models, source, prompt_T, FLAGS.steps):

@@ -31,14 +31,16 @@ from absl import flags
 
 from fcjax import audit, cli, cold_starts, files, hub
 from fcjax.decode import parity
-from fcjax.decode.loop import Decoder, Programs
+from fcjax.decode.audited import Programs
+from fcjax.decode.decoder import Decoder
 from fcjax.mesh import hardware, make_mesh, use_platform
 from fcjax.model import checkpoint
 from fcjax.record import baseline, run_folder
 from fcjax.record.job import Job
 from fcjax.record.start import Start
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from fcjax.text import chat, generate, generation_config, interactive
 from fcjax.text.tokenizer import Text
 
@@ -72,7 +74,7 @@ class Setup:
     Attributes:
       source: the model folder; its weights are not read yet.
       text: its tokenizer.
-      model: layouts and programs.
+      layout: the model on its nodes.
       new: tokens that a row, or an answer, may have at most.
       length: tokens that a row of the caches may have.
       prompts: for each row, what was asked and its token ids; empty if lines are read.
@@ -80,7 +82,7 @@ class Setup:
 
     source: checkpoint.HuggingFaceFolder | checkpoint.OrbaxFolder
     text: Text
-    model: Model
+    layout: Layout
     new: int
     length: int
     prompts: tuple[tuple[str, jax.typing.ArrayLike], ...] = ()
@@ -100,14 +102,14 @@ def main(_):
     if FLAGS.evidence is not None:
         return record(s)
     conversation = chat.Conversation(s.text, FLAGS.system)
-    programs = Programs(s.model, len(s.prompts) or 1, s.length)
+    programs = Programs(s.layout, len(s.prompts) or 1, s.length)
     start = time.perf_counter()
     for tokens in generate.passes(programs, max(map(len, s.ids), default=s.length)):
         note(f"audit, {tokens} token(s) at a time: {programs.prepare(tokens)}")
     if not programs.passed():
         return 1
     compiled = time.perf_counter()
-    decoder = Decoder(programs, s.source.load(s.model.params()), FLAGS.seed)
+    decoder = Decoder(programs, s.source.load(s.layout.params()), FLAGS.seed)
     note(f"compiled in {compiled - start:.1f} s, loaded in {time.perf_counter() - compiled:.1f} s")
     generator = generate.Generator(decoder, s.text)
     if s.prompts:
@@ -155,7 +157,7 @@ def setup() -> Setup:
     )
     interval = Interval(FLAGS.layer, cli.depth(FLAGS.depth, cfg.L))
     plan, mesh, dtype = Plan(cfg, FLAGS.nodes), make_mesh(FLAGS.nodes), jnp.dtype(FLAGS.dtype)
-    model = Model(plan, interval, mesh, dtype, settings.sampling)
+    layout = Layout(ShardedModel(plan, interval, settings.sampling), mesh, dtype)
     default = settings.max_new_tokens or MAX_NEW_TOKENS
     prompts = () if FLAGS.interactive else encode(text)
     if prompts:
@@ -167,7 +169,7 @@ def setup() -> Setup:
     for line in settings.notes:
         note(f"note: {line}")
     note(settings.words())
-    return Setup(source, text, model, new, length, prompts)
+    return Setup(source, text, layout, new, length, prompts)
 
 
 def encode(text: Text) -> tuple:
@@ -191,10 +193,10 @@ def record(s: Setup) -> int:
         weights_sha256=s.source.digest,
         cfg=s.source.cfg,
         nodes=FLAGS.nodes,
-        interval=s.model.interval,
-        sampling=s.model.sampling,
+        interval=s.layout.model.interval,
+        sampling=s.layout.model.sampling,
         platform=FLAGS.platform,
-        hardware=hardware(FLAGS.platform, s.model.mesh.devices.flat),
+        hardware=hardware(FLAGS.platform, s.layout.mesh.devices.flat),
         dtype=FLAGS.dtype,
         length=s.length,
         cold_starts=1,

@@ -12,11 +12,13 @@ from absl import flags
 
 from fcjax import cli, hub
 from fcjax.bench import huggingface
-from fcjax.decode.loop import Decoder, Programs
+from fcjax.decode.audited import Programs
+from fcjax.decode.decoder import Decoder
 from fcjax.mesh import make_mesh, use_platform
 from fcjax.model import checkpoint
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from fcjax.text.tokenizer import Text
 
 FLAGS = flags.FLAGS
@@ -37,9 +39,9 @@ def main(_):
     print(f"{folder}: prompt of {len(prompt_T)} tokens, every layer on shards, f32", flush=True)
     passed = True
     for plan in plans:
-        model = Model(plan, Interval(0, source.cfg.L), make_mesh(plan.nodes))
-        programs = Programs(model, batch=1, length=len(prompt_T) + FLAGS.steps)
-        decoder = Decoder(programs, source.load(model.params()))
+        layout = Layout(ShardedModel(plan, Interval(0, source.cfg.L)), make_mesh(plan.nodes))
+        programs = Programs(layout, batch=1, length=len(prompt_T) + FLAGS.steps)
+        decoder = Decoder(programs, source.load(layout.params()))
         found = huggingface.compare(decoder, prompt_T, tokens, logits)
         audit = "clean" if programs.passed() else "FAILED"
         print(f"{plan.nodes:3} nodes: audit {audit}, {found}", flush=True)

@@ -16,8 +16,9 @@ from fcjax import cli, hub
 from fcjax.bench import sweep
 from fcjax.mesh import make_mesh, use_platform
 from fcjax.model import checkpoint
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from fcjax.text.tokenizer import Text
 
 FLAGS = flags.FLAGS
@@ -37,7 +38,7 @@ def main(_):
     source = checkpoint.open_folder(folder)
     depth = cli.depth(FLAGS.depth, source.cfg.L)
     interval = Interval(FLAGS.layer, depth)
-    models = [Model(Plan(source.cfg, n), interval, make_mesh(n)) for n in every]
+    models = [Layout(ShardedModel(Plan(source.cfg, n), interval), make_mesh(n)) for n in every]
     prompt_T = Text(folder).encode(FLAGS.prompt)[0]
     points = []
     for point in sweep.points(models, source, prompt_T, FLAGS.steps):

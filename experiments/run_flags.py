@@ -12,7 +12,7 @@ from fcjax.mesh import hardware
 from fcjax.model import checkpoint
 from fcjax.record import baseline
 from fcjax.record.job import Job
-from fcjax.sharded.programs import Interval
+from fcjax.sharded.interval import Interval
 from fcjax.sharded.sampling import Sampling
 from fcjax.text.tokenizer import Text
 

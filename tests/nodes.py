@@ -6,9 +6,10 @@ import numpy as np
 
 from fcjax.mesh import AXIS, make_mesh
 from fcjax.model import reference
-from fcjax.sharded import ownership
+from fcjax.sharded import ownership, programs
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 
 
@@ -57,20 +58,21 @@ class Nodes:
 
     def __init__(self, cfg, nodes, first, depth, params, batch, length, sampling=Sampling()):  # noqa: B008
         plan, mesh = Plan(cfg, nodes), make_mesh(nodes)
-        self.model = Model(plan, Interval(first, depth), mesh, sampling=sampling)
+        self.model = ShardedModel(plan, Interval(first, depth), sampling)
+        self.layout = Layout(self.model, mesh)
         self.params = {
-            path: place(params[path], target) for path, target in self.model.params().items()
+            path: place(params[path], target) for path, target in self.layout.params().items()
         }
         self.batch, self.length, self.pos = batch, length, 0
-        self.caches = self.model.init_cache(batch, length)
+        self.caches = self.layout.init_cache(batch, length)
         self._compiled = {}
 
     def program(self, name: str, tokens: int):
         """A program for T tokens, and its executable."""
-        (program,) = (p for p in self.model.programs(tokens) if p.name == name)
+        (program,) = (p for p in programs.of_pass(self.model, tokens) if p.name == name)
         if (name, tokens) not in self._compiled:
             sizes = self.batch, tokens, self.length
-            self._compiled[name, tokens] = self.model.compile(program, *sizes)
+            self._compiled[name, tokens] = programs.compile(program, self.layout, *sizes)
         return program, self._compiled[name, tokens]
 
     def run(self, name: str, values: dict) -> dict:
@@ -96,20 +98,20 @@ class Nodes:
     def public(self) -> dict:
         """Position and seed, on every node."""
         pos_B = np.zeros(self.batch, np.int32) + np.int32(self.pos)
-        everywhere = jax.NamedSharding(self.model.mesh, jax.P())
+        everywhere = jax.NamedSharding(self.layout.mesh, jax.P())
         return jax.device_put({"pos": pos_B, "seed": np.uint32(0)}, everywhere)
 
     def step(self, tokens_BT) -> dict:
         """One pass; every value that the programs give, by name."""
-        everywhere = jax.NamedSharding(self.model.mesh, jax.P())
+        everywhere = jax.NamedSharding(self.layout.mesh, jax.P())
         values = {"tokens": jax.device_put(np.asarray(tokens_BT, np.int32), everywhere)}
-        for program in self.model.programs(tokens_BT.shape[1]):
+        for program in programs.of_pass(self.model, tokens_BT.shape[1]):
             values |= self.run(program.name, values)
         self.pos += tokens_BT.shape[1]
         return values
 
 
-def reference_model(cfg, params) -> reference.Qwen2:
+def reference_model(cfg, params) -> reference.Transformer:
     """The unsharded reference with these parameters."""
     arrays = {path: jnp.asarray(x) for path, x in params.items()}
     return reference.set_params(reference.abstract_model(cfg), arrays)

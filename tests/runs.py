@@ -10,7 +10,7 @@ from fcjax.model import checkpoint
 from fcjax.record import baseline
 from fcjax.record.job import Job
 from fcjax.record.start import Start
-from fcjax.sharded.programs import Interval
+from fcjax.sharded.interval import Interval
 from fcjax.sharded.sampling import Sampling
 from tests import models
 

@@ -12,11 +12,12 @@ from fcjax.model.params import param_dims
 def hf_tensors(cfg: ModelConfig, params: Mapping) -> Iterator[tuple[str, np.ndarray]]:
     """(Hugging Face name, tensor) for every parameter that `reference.get_params` names."""
     for path, dims in param_dims(cfg).items():
-        for piece in convert.pieces(path):
+        for piece in convert.hf_parts(path):
             part, letters = np.asarray(params[path]), list(dims)
             if piece.slot is not None:
-                fused = next(i for i, d in enumerate(dims) if d in ("C", "2"))
-                part = part[(slice(None),) * fused + (convert.slot(cfg, piece.slot),)]
-                letters[fused : fused + 1] = ["G"] if piece.slot == "q" else []
+                fused = convert.fused_axis(dims)
+                part = part[(slice(None),) * fused + (cfg.slots[piece.slot],)]
+                letters[fused] = "G" if piece.slot == "q" else "1"
             order = [letters.index(letter) for axis in piece.axes for letter in axis]
+            order += [i for i, letter in enumerate(letters) if letter == "1"]
             yield piece.name, part.transpose(order).reshape(piece.shape(cfg))

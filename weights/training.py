@@ -1,4 +1,4 @@
-"""Train, evaluate and sample a `model.reference.Qwen2` on one sequence of token ids, in f32."""
+"""Train, evaluate and sample the unsharded model on one sequence of token ids, in f32."""
 
 import functools
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from flax import nnx
 from optax.contrib import MuonDimensionNumbers, muon
 
 from fcjax.model.config import ModelConfig
-from fcjax.model.reference import Qwen2, abstract_model, get_params, init_cache, set_params
+from fcjax.model.reference import Transformer, abstract_model, get_params, init_cache, set_params
 
 
 def init_params(cfg: ModelConfig, seed: int) -> dict[str, jax.Array]:
@@ -21,7 +21,7 @@ def init_params(cfg: ModelConfig, seed: int) -> dict[str, jax.Array]:
     and a fault in their handling would not show.
     """
     rngs = nnx.Rngs(seed)
-    params = get_params(Qwen2(cfg, rngs=rngs))
+    params = get_params(Transformer(cfg, rngs=rngs))
     for path, value in params.items():
         if path.endswith("bias"):
             params[path] = 0.2 * jax.random.normal(rngs.params(), value.shape)
@@ -159,7 +159,7 @@ def sample(
 
 
 @jax.jit
-def _draw(model: Qwen2, tokens_BT, cache, pos_B, key, temperature):
+def _draw(model: Transformer, tokens_BT, cache, pos_B, key, temperature):
     """A token [B] after the given ones, and the cache with those."""
     residuals, cache = model(tokens_BT, cache, pos_B)
     logits_BV = model.logits(residuals[-1][:, -1:])[:, 0]

@@ -11,12 +11,11 @@ from jax import lax
 from experiments.adversary.planted import N, _node, _padded, gather, over_batch, strided_owners
 from experiments.adversary.programs import SAMPLED, WHOLE, replace
 from fcjax.mesh import AXIS
-from fcjax.sharded import ops, sampling
-from fcjax.sharded.programs import Model
+from fcjax.sharded import node, ops, sampling
 from fcjax.sharded.sampling import Sampling
 
 _embed, _head, _layer, _norm, _scatter = ops.embed, ops.head, ops.layer, ops.rms_norm, ops.scatter
-_choose, _prefill = Sampling.choose, Model._run_whole_prefill
+_choose, _prefill = Sampling.choose, node.run_whole_prefill
 
 
 def _mixed_in(x, complete):
@@ -178,13 +177,13 @@ def sampled_with(**constants):
 
 
 def prefilling(fn):
-    """A patch: `fn(x)` is added to the residual behind the last layer of a prefill."""
+    """A patch: `fn(x)` is added to the residual after the last layer of a prefill."""
 
-    def run(self, params, caches, tokens, pos):
-        x, caches = _prefill(self, params, caches, tokens, pos)
+    def run_whole_prefill(model, params, caches, tokens, pos):
+        x, caches = _prefill(model, params, caches, tokens, pos)
         return fn(x), caches
 
-    return replace("_run_whole_prefill", run, Model)
+    return replace("run_whole_prefill", run_whole_prefill, node)
 
 
 def last_token_gathered(x):

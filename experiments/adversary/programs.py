@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from fcjax import audit
-from fcjax.mesh import AXIS
+from fcjax.mesh import AXIS, make_mesh
 from fcjax.model.config import ModelConfig
-from fcjax.sharded import ops
+from fcjax.sharded import ops, programs
+from fcjax.sharded.contract import interval_contract
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 
 # Sizes that no two axes share, local or complete, so that an axis cannot be taken for another.
@@ -93,10 +95,10 @@ def interval_model(
     mesh=None,
     layers=2,
 ):
-    """A model with the interval at its front; with depth None whole, and of so many layers."""
+    """A model with the interval in front, laid out; with depth None whole, of so many layers."""
     cfg = cfg if depth else dataclasses.replace(cfg, L=layers)
-    plan, mesh = Plan(cfg, nodes), mesh or mesh.make_mesh(nodes)
-    return Model(plan, Interval(0, depth or cfg.L), mesh, dtype, sampling)
+    plan, mesh = Plan(cfg, nodes), mesh or make_mesh(nodes)
+    return Layout(ShardedModel(plan, Interval(0, depth or cfg.L), sampling), mesh, dtype)
 
 
 def interval(nodes=2, *, batch=1, tokens=1, patches=(), **options):
@@ -104,13 +106,14 @@ def interval(nodes=2, *, batch=1, tokens=1, patches=(), **options):
 
     The other options are those of `interval_model`.
     """
-    model = interval_model(nodes, **options)
+    layout = interval_model(nodes, **options)
     sizes = (batch, tokens, LENGTH if tokens <= LENGTH else 2 * tokens)
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        text = model.compile(model.inside(tokens), *sizes).as_text()
-    return text, audit.interval_contract(model, *sizes)
+        program = programs.interval(layout.model, tokens)
+        text = programs.compile(program, layout, *sizes).as_text()
+    return text, interval_contract(layout.model, *sizes)
 
 
 def verdict(*args, **kwargs) -> audit.Verdict:

@@ -2,7 +2,7 @@
 
 from fcjax.audit.certify import certify
 from fcjax.audit.check import audit_compiled, audit_interval
-from fcjax.audit.contract import Contract, interval_contract
+from fcjax.audit.contract import Contract
 from fcjax.audit.domain.roles import (
     Complete,
     Public,
@@ -15,7 +15,7 @@ from fcjax.audit.domain.roles import (
 )
 from fcjax.audit.hlo.graph import Unauditable, parse
 from fcjax.audit.verdict import Collective, Failed, Verdict, Violation
-from fcjax.audit.wire import sent_bytes, sent_elements
+from fcjax.collectives import sent_bytes, sent_elements
 
 __all__ = [
     "Collective",
@@ -33,7 +33,6 @@ __all__ = [
     "audit_compiled",
     "audit_interval",
     "certify",
-    "interval_contract",
     "parse",
     "sent_bytes",
     "sent_elements",

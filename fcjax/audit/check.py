@@ -1,20 +1,9 @@
 """Holds a compiled program against its contract."""
 
-import math
-
 import jax
 
-from fcjax.audit.contract import Contract, Expected
-from fcjax.audit.crossing import (
-    BEHIND,
-    CONTRACTION,
-    EXCHANGE,
-    GATHER,
-    NOTHING,
-    STATISTIC,
-    Crossing,
-    holds,
-)
+from fcjax.audit.contract import Contract, Expected, ExpectedGather
+from fcjax.audit.crossing import Again, Contraction, Crossing, Gathered, StatisticFound
 from fcjax.audit.domain.roles import Complete, Public, State
 from fcjax.audit.domain.values import Kind, Statistic, Value, is_split, words
 from fcjax.audit.entry import entry_faults, fits, sharding_faults
@@ -73,74 +62,69 @@ class _Check:
         self.before: list[Collective] = []
         self.after: list[Collective] = []
         # Is state about that crossed in a gather or a violation? It makes what follows an effect.
-        spreads = (BEHIND,) if contract.after else (BEHIND, GATHER)
-        self.spread = any(c.what in spreads for c in flow.crossings)
+        spreads = (Again,) if contract.after else (Again, Gathered)
+        self.spread = any(isinstance(c, spreads) for c in flow.crossings)
 
     def fail(self, code: str, text: str, c: Crossing | None = None, effect=False) -> None:
         violation = Violation(code, text)
         if c is not None:
-            trail = c.operand.trail
             violation = Violation(
                 code,
                 text,
                 line=self.module.line(c.instruction),
                 scope=c.instruction.scope,
-                path=tuple(trail.names()) if trail else (),
-                holds=holds(c, self.signature.nodes),
+                path=_path(c.operand),
+                holds=c.holds(self.signature.nodes),
             )
         (self.effects if effect else self.causes).append(violation)
 
     def crossings(self) -> None:
         left = list(self.contract.inside or ())
         for c in self.flow.crossings:
-            if c.what in (NOTHING, GATHER):
+            if not c.crosses or isinstance(c, Gathered):
                 continue
             if c.fault:
                 self.fail(*c.fault, c)
-            elif c.what == BEHIND:
+            elif isinstance(c, Again):
                 self.fail("after-gather", "it moves state that was gathered", c, effect=True)
             elif self.contract.inside is not None:
-                expected = next((e for e in left if _same_operator(e, c)), None)
-                if expected is None:
-                    text = f"the contract has no (further) {_name(c)}"
+                line = next((e for e in left if c.serves(e)), None)
+                if line is None:
+                    text = f"the contract has no (further) {c.name}"
                     self.fail("unplanned-collective", text, c)
                 else:
-                    left.remove(expected)
-                    self.compare(expected, c)
-            self.before.append(_collective(_name(c), c))
-        for expected in left:
-            text = f"expected the {expected.kind} of {expected.operator}"
+                    left.remove(line)
+                    self.compare(line, c)
+            self.before.append(_collective(c.name, c))
+        for line in left:
+            text = f"expected the {line.kind.opcode} of {line.operator}"
             missing = Violation("missing-collective", text)
             (self.effects if self.spread else self.missing).append(missing)
         if self.contract.inside is None:
             self.open_statistics()
 
-    def compare(self, expected: Expected, c: Crossing) -> None:
+    def compare(self, line: Expected, c: Crossing) -> None:
         """One collective with its line of the contract."""
-        found = _collective(expected.operator, c)
-        for what, a, b in (
-            ("axis", expected.axis, found.axis),
-            ("elements sent", expected.sent, found.sent),
-            ("elements received", expected.received, found.received),
+        got = _collective(line.operator, c)
+        for code, what, a, b in (
+            ("wrong-axis", "axis", line.axis, got.axis),
+            ("wrong-size", "elements sent", line.sent, got.sent),
+            ("wrong-size", "elements received", line.received, got.received),
         ):
             if a != b:
-                code = "wrong-axis" if what == "axis" else "wrong-size"
-                self.fail(code, f"{expected.operator}: expected {what} {a}, got {b}", c)
-        # An exchange may also depend on less, and was held against its list when it was taken.
-        if c.what != EXCHANGE and c.operand.reads != expected.reads:
-            expected_reads, got = (_words(r) for r in (expected.reads, c.operand.reads))
-            self.fail(
-                "wrong-source", f"{expected.operator}: expected {expected_reads}, got {got}", c
-            )
+                self.fail(code, f"{line.operator}: expected {what} {a}, got {b}", c)
+        if line.exact and c.operand.reads != line.reads:
+            expected, reads = _words(line.reads), _words(c.operand.reads)
+            self.fail("wrong-source", f"{line.operator}: expected {expected}, got {reads}", c)
 
     def open_statistics(self) -> None:
         """Without a contract: each statistic belongs to a norm whose output is contracted."""
-        contractions = [c for c in self.flow.crossings if c.what == CONTRACTION]
+        contractions = [c for c in self.flow.crossings if isinstance(c, Contraction)]
         seen: set[Statistic] = set()
         for c in self.flow.crossings:
-            if c.what != STATISTIC or c.fault:
+            if not isinstance(c, StatisticFound):
                 continue
-            statistic = Statistic(c.operand.product.of)
+            statistic = c.statistic
             used = any({statistic, statistic.of} <= o.operand.reads for o in contractions)
             if not used or statistic in seen or len(seen) >= len(contractions):
                 self.fail("not-a-statistic", f"{statistic} normalises no further contraction", c)
@@ -148,26 +132,27 @@ class _Check:
 
     def gather(self) -> None:
         """One all-gather instruction at most, of exactly the interval's end, after all else."""
-        expected = self.contract.after
+        line = self.contract.after
         by_instruction: dict[Instruction, list[Crossing]] = {}
         for c in self.flow.crossings:
-            if c.what == GATHER:
+            if isinstance(c, Gathered):
                 by_instruction.setdefault(c.instruction, []).append(c)
         planned = None
-        for i, found in by_instruction.items():
-            if expected is not None and (self.contract.inside is None or _is(expected, found)):
+        for i, gathered in by_instruction.items():
+            if line is not None and (self.contract.inside is None or _is_end(line, gathered)):
                 planned = i
         code = "early-gather"
-        for i, found in by_instruction.items():
+        for i, gathered in by_instruction.items():
             if i is planned:
-                self.after = [_collective(expected.operator, c) for c in found]
+                self.after = [_collective(line.operator, c) for c in gathered]
                 self.schedule(planned)
                 code = "extra-gather"
             else:
-                self.fail(code, "an all-gather of state that the contract does not have", found[0])
-                self.before.append(_collective("(violation)", found[0]))
-        if expected is not None and planned is None:
-            self.fail("missing-collective", f"expected the {expected.operator}", effect=self.spread)
+                text = "an all-gather of state that the contract does not have"
+                self.fail(code, text, gathered[0])
+                self.before.append(_collective(gathered[0].name, gathered[0]))
+        if line is not None and planned is None:
+            self.fail("missing-collective", f"expected the {line.operator}", effect=self.spread)
 
     def schedule(self, gather: Instruction) -> None:
         """Nothing of the interval crosses between nodes once the all-gather has started."""
@@ -196,8 +181,8 @@ class _Check:
         for role, value, total in zip(roles, values, self.contract.sums, strict=True):
             fault = _result_fault(role, value, total)
             if fault:
-                path = tuple(value.trail.names()) if value.trail else ()
-                violation = Violation(fault[0], f"result {role.name}: {fault[1]}", path=path)
+                text = f"result {role.name}: {fault[1]}"
+                violation = Violation(fault[0], text, path=_path(value))
                 (self.effects if self.spread else self.causes).append(violation)
 
     def aliases(self) -> None:
@@ -247,47 +232,30 @@ def _contains(i: Instruction, instructions: set[Instruction]) -> bool:
     )
 
 
-def _is(expected: Expected, crossings: list[Crossing]) -> bool:
+def _is_end(line: ExpectedGather, crossings: list[Crossing]) -> bool:
+    """Is what these arrays are made of, and how many elements they have, the interval's end?"""
     reads = frozenset().union(*(c.operand.reads for c in crossings))
-    sent = sum(math.prod(c.operand.shape.dims) for c in crossings)
-    return (reads, sent) == (expected.reads, expected.sent)
-
-
-def _name(c: Crossing) -> str:
-    if c.what == CONTRACTION:
-        return c.operand.product.weight
-    if c.what == STATISTIC:
-        return str(Statistic(c.operand.product.of))
-    if c.what == EXCHANGE:
-        return c.exchange.name
-    return "(violation)"
-
-
-def _same_operator(expected: Expected, c: Crossing) -> bool:
-    product = c.operand.product
-    if c.what == EXCHANGE:
-        return expected.exchange == c.exchange
-    if expected.exchange is not None:
-        return False
-    if c.what == STATISTIC:
-        return expected.of == product.of
-    return expected.of is None and expected.operator == product.weight
+    return (reads, sum(c.sent for c in crossings)) == (line.reads, line.sent)
 
 
 def _collective(operator: str, c: Crossing) -> Collective:
-    trail = c.operand.trail
     return Collective(
         operator=operator,
         kind=c.kind,
         instruction=c.instruction.name,
         scope=c.instruction.scope,
         dtype=c.operand.shape.dtype,
-        sent=math.prod(c.operand.shape.dims),
-        received=math.prod(c.shape.dims),
+        sent=c.sent,
+        received=c.received,
         axis=c.axis.name if c.axis else "",
         reads=tuple(sorted(map(words, c.operand.reads))),
-        path=tuple(trail.names()) if trail else (),
+        path=_path(c.operand),
     )
+
+
+def _path(value: Value) -> tuple[str, ...]:
+    """The instructions through which state came to a value."""
+    return tuple(value.trail.names()) if value.trail else ()
 
 
 def _words(reads) -> str:

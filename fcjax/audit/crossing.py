@@ -2,7 +2,15 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
+from fcjax.audit.contract import (
+    Expected,
+    ExpectedContraction,
+    ExpectedExchange,
+    ExpectedGather,
+    ExpectedStatistic,
+)
 from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.digits import Axis, Digit, Part
 from fcjax.audit.domain.roles import Signature, Tensor
@@ -11,24 +19,16 @@ from fcjax.audit.hlo.graph import Instruction, Shape
 from fcjax.audit.rules import contraction
 from fcjax.audit.rules.exchange import Declared, Exchanges
 
-CONTRACTION, STATISTIC, GATHER = "contraction", "statistic", "gather"
-EXCHANGE = "exchange"
-NOTHING = "nothing"  # the groups are single nodes
-BEHIND = "behind"  # state that crossed before, in a gather or a violation, crosses again
-
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """One array of one collective.
+    """One array of one collective, and what that is; this class is a violation.
 
     Attributes:
       instruction: the collective (the wrapped one, if it is asynchronous).
       kind: its opcode without "-start".
       operand: what each node sends.
       shape: of the result.
-      what: one of the words above; "" if there is a fault.
-      axis: the weight's axis that is scattered.
-      exchange: the declared exchange that it is.
       fault: (reason code, words) if this may not cross.
     """
 
@@ -36,31 +36,139 @@ class Crossing:
     kind: str
     operand: Value
     shape: Shape
-    what: str = ""
-    axis: Axis | None = None
-    exchange: Declared | None = None
     fault: tuple[str, str] | None = None
+
+    expected: ClassVar[type[Expected] | None] = None  # the line of a contract that it can be
+    crosses: ClassVar[bool] = True  # whether it moves anything between nodes
+    spreads: ClassVar[bool] = False  # whether every node then has state of all nodes
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+        return "(violation)"
 
     @property
     def result(self) -> Value:
-        """What is known of the value that each node receives."""
-        if self.what == NOTHING:
-            return mixed(self.instruction, self.shape, [self.operand])
-        if self.what == CONTRACTION:
-            return _scattered(self)
-        if self.what == STATISTIC:
-            of = Statistic(self.operand.product.of)
-            value = self.operand.plain()
-            return value.replace(shape=self.shape, reads=frozenset([of]), sum=None, trail=None)
-        if self.what == EXCHANGE and self.exchange.last:
-            return public(self.shape, self.exchange.name).replace(sum=(self.exchange.name,))
-        if self.what == EXCHANGE:
-            reads = frozenset([self.exchange.found])
-            value = self.operand.plain()
-            return value.replace(shape=self.shape, reads=reads, sum=None, trail=None, origin="")
-        # After a violation the audit goes on as if the worst had happened.
+        """What is known of the value that each node receives.
+
+        After a violation the audit goes on as if the worst had happened.
+        """
         out = mixed(self.instruction, self.shape, [self.operand])
         return out.replace(complete=True) if out.kind is Kind.STATE else out
+
+    @property
+    def axis(self) -> Axis | None:
+        """The weight's axis that is scattered."""
+        return None
+
+    @property
+    def sent(self) -> int:
+        """Elements that each node puts in."""
+        return math.prod(self.operand.shape.dims)
+
+    @property
+    def received(self) -> int:
+        """Elements that each node receives."""
+        return math.prod(self.shape.dims)
+
+    def serves(self, line: Expected) -> bool:
+        """Whether it is the collective of this line of a contract."""
+        return self.expected is not None and isinstance(line, self.expected) and self._is(line)
+
+    def _is(self, line: Expected) -> bool:
+        return line.operator == self.name
+
+    def holds(self, nodes: int) -> str:
+        """Which node ends up holding what, in words."""
+        return f"every node receives {self.received} elements made of state of all {nodes} nodes"
+
+
+class Local(Crossing):
+    """The groups are single nodes: nothing crosses."""
+
+    crosses = False
+
+    @property
+    def result(self) -> Value:
+        return mixed(self.instruction, self.shape, [self.operand])
+
+
+class Again(Crossing):
+    """State that crossed before, in a gather or a violation, crosses again."""
+
+    spreads = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Contraction(Crossing):
+    """State contracted with a weight is scattered over one of the weight's axes."""
+
+    expected = ExpectedContraction
+    scattered: Axis | None = None
+
+    @property
+    def name(self) -> str:
+        return self.operand.product.weight
+
+    @property
+    def axis(self) -> Axis | None:
+        return self.scattered
+
+    @property
+    def result(self) -> Value:
+        return _scattered(self)
+
+
+class StatisticFound(Crossing):
+    """A norm's sum of squares, which every node receives."""
+
+    expected = ExpectedStatistic
+
+    @property
+    def statistic(self) -> Statistic:
+        return Statistic(self.operand.product.of)
+
+    @property
+    def name(self) -> str:
+        return str(self.statistic)
+
+    @property
+    def result(self) -> Value:
+        reads = frozenset([self.statistic])
+        return self.operand.plain().replace(shape=self.shape, reads=reads, sum=None, trail=None)
+
+    def _is(self, line: Expected) -> bool:
+        return line.of == self.statistic.of
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchanged(Crossing):
+    """A number that each node found in its own logits, combined over all nodes."""
+
+    expected = ExpectedExchange
+    exchange: Declared | None = None
+
+    @property
+    def name(self) -> str:
+        return self.exchange.name
+
+    @property
+    def result(self) -> Value:
+        if self.exchange.last:
+            return public(self.shape, self.name).replace(sum=(self.name,))
+        reads = frozenset([self.exchange.found])
+        value = self.operand.plain()
+        return value.replace(shape=self.shape, reads=reads, sum=None, trail=None, origin="")
+
+    def _is(self, line: Expected) -> bool:
+        return line.exchange == self.exchange
+
+
+class Gathered(Crossing):
+    """State as it is, which every node receives from all: only after an interval."""
+
+    expected = ExpectedGather
+    spreads = True
 
 
 def judge(
@@ -71,30 +179,48 @@ def judge(
     Args:
       exchanges: those of the contract; the one that this is is taken out of what is left.
     """
-    kind = instruction.opcode.removesuffix("-start")
-    crossing = Crossing(instruction, kind, operand, shape)
+    opcode = instruction.opcode.removesuffix("-start")
+    facts = (instruction, opcode, operand, shape)
     nodes = signature.nodes
     groups = instruction.groups or (tuple(range(nodes)),)
     if all(len(group) == 1 for group in groups):
-        return dataclasses.replace(crossing, what=NOTHING)
+        return Local(*facts)
     if operand.complete:
-        return dataclasses.replace(crossing, what=BEHIND)
+        return Again(*facts)
     fault = _group_fault(instruction, groups, nodes) or _operand_fault(operand)
-    what, axis, found = "", None, None
-    if not fault and kind == "all-gather":
-        what = GATHER
-    elif not fault:
-        combine = contraction.combines(instruction.called[0])
-        if kind == "all-reduce" and exchanges.concerns(operand):
-            found, fault = exchanges.take(operand, combine)
-            what = EXCHANGE if found else ""
-        elif combine != "add":
-            fault = "wrong-reduction", "the nodes' contributions are not summed"
-        elif kind == "all-reduce":
-            what, fault = _all_reduce(operand, signature)
-        else:
-            what, axis, fault = _reduce_scatter(instruction, operand, signature)
-    return dataclasses.replace(crossing, what=what, axis=axis, exchange=found, fault=fault)
+    if fault:
+        return Crossing(*facts, fault)
+    return _ADMITS[opcode](facts, signature, exchanges)
+
+
+def _admit_gather(facts, signature: Signature, exchanges: Exchanges) -> Crossing:
+    return Gathered(*facts)
+
+
+def _admit_all_reduce(facts, signature: Signature, exchanges: Exchanges) -> Crossing:
+    instruction, _, operand, _ = facts
+    combine = contraction.combines(instruction.called[0])
+    if exchanges.concerns(operand):
+        exchange, fault = exchanges.take(operand, combine)
+        return Crossing(*facts, fault) if fault else Exchanged(*facts, exchange=exchange)
+    fault = _NOT_SUMMED if combine != "add" else _all_reduce_fault(operand, signature)
+    return Crossing(*facts, fault) if fault else StatisticFound(*facts)
+
+
+def _admit_reduce_scatter(facts, signature: Signature, exchanges: Exchanges) -> Crossing:
+    instruction, _, operand, _ = facts
+    if contraction.combines(instruction.called[0]) != "add":
+        return Crossing(*facts, _NOT_SUMMED)
+    axis, fault = _scatter(instruction, operand, signature)
+    return Crossing(*facts, fault) if fault else Contraction(*facts, scattered=axis)
+
+
+_NOT_SUMMED = ("wrong-reduction", "the nodes' contributions are not summed")
+_ADMITS = {
+    "all-gather": _admit_gather,
+    "all-reduce": _admit_all_reduce,
+    "reduce-scatter": _admit_reduce_scatter,
+}
 
 
 def _group_fault(i: Instruction, groups, nodes: int) -> tuple[str, str] | None:
@@ -116,19 +242,18 @@ def _operand_fault(operand: Value) -> tuple[str, str] | None:
     return None
 
 
-def _all_reduce(operand: Value, signature: Signature):
+def _all_reduce_fault(operand: Value, signature: Signature) -> tuple[str, str] | None:
+    """Why it is not a declared statistic; None if it is."""
     if operand.product is not None and operand.product.weight is not None:
+        complete = "each node receives the complete sum, not a shard"
         fault = contraction.contraction_fault(operand, _weights(signature))
-        return "", fault or (
-            "all-reduce-of-state",
-            "each node receives the complete sum, not a shard",
-        )
+        return fault or ("all-reduce-of-state", complete)
     fault = contraction.statistic_fault(operand)
     if fault and operand.product is None and operand.origin:
         fault = "not-a-weight", f"state reaches it through {operand.origin}"
     elif fault and operand.product is None and not _summed(operand):
         fault = "hidden-gather", "state reaches it without a contraction with a declared weight"
-    return "" if fault else STATISTIC, fault
+    return fault
 
 
 def _summed(operand: Value) -> bool:
@@ -136,23 +261,22 @@ def _summed(operand: Value) -> bool:
     return all(d.state != dg.OPAQUE and not is_split(d.state) for d in operand.digits)
 
 
-def _reduce_scatter(i: Instruction, operand: Value, signature: Signature):
-    weights = _weights(signature)
-    fault = contraction.contraction_fault(operand, weights)
+def _scatter(i: Instruction, operand: Value, signature: Signature):
+    """The weight's axis that is scattered, and what is wrong: (axis, None) or (None, fault)."""
+    fault = contraction.contraction_fault(operand, _weights(signature))
     if fault:
-        return "", None, fault
+        return None, fault
     (along,) = i["dimensions"]
     leading = operand.dims[along][0] if operand.dims[along] else None
     axis = leading.weight.axis if leading and isinstance(leading.weight, Part) else None
-    weight = operand.product.weight
     if axis is None:
-        return "", None, ("wrong-axis", f"it is not scattered over an axis of {weight}")
+        return None, ("wrong-axis", f"it is not scattered over an axis of {operand.product.weight}")
     if leading.weight.stride * leading.size != axis.size or leading.size % signature.nodes:
-        return "", None, ("wrong-owner", f"{axis} is not dealt out in equal runs, in order")
-    return CONTRACTION, axis, None
+        return None, ("wrong-owner", f"{axis} is not dealt out in equal runs, in order")
+    return axis, None
 
 
-def _scattered(crossing: Crossing) -> Value:
+def _scattered(crossing: Contraction) -> Value:
     """The shard that a node receives: the weight's axes become axes of state."""
     operand, axis = crossing.operand, crossing.axis
     (along,) = crossing.instruction["dimensions"]
@@ -173,12 +297,6 @@ def _scattered(crossing: Crossing) -> Value:
     total: Sum = (operand.product.weight,)
     out = mixed(crossing.instruction, crossing.shape, [operand])
     return out.replace(dims=tuple(dims), sum=total, reads=frozenset([total]), trail=None, origin="")
-
-
-def holds(crossing: Crossing, nodes: int) -> str:
-    """Which node ends up holding what, in words."""
-    n = math.prod(crossing.shape.dims)
-    return f"every node receives {n} elements made of state of all {nodes} nodes"
 
 
 def _weights(signature: Signature) -> dict[str, Tensor]:

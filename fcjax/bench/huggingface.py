@@ -8,7 +8,8 @@ import dataclasses
 import numpy as np
 
 from fcjax.decode import parity
-from fcjax.decode.loop import Decoder, decode
+from fcjax.decode.decoder import Decoder
+from fcjax.decode.loop import decode
 
 
 def greedy(folder, prompt_T, steps: int) -> tuple[list[int], np.ndarray]:

@@ -12,15 +12,15 @@ import json
 import statistics
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
 from fcjax import files
-from fcjax.audit import wire
+from fcjax.collectives import BYTES, sent_bytes
 from fcjax.decode import parity
-from fcjax.decode.loop import Decoder, Programs, decode
+from fcjax.decode.audited import Programs
+from fcjax.decode.decoder import Decoder
+from fcjax.decode.loop import decode
 from fcjax.sharded import balance
-from fcjax.sharded.operators import sent
-from fcjax.sharded.programs import Model
+from fcjax.sharded.interval import sent
+from fcjax.sharded.layout import Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,46 +57,47 @@ class Point:
         return statistics.median(self.milliseconds)
 
 
-def points(models: Iterable[Model], source, prompt_T, steps: int) -> Iterator[Point]:
+def points(layouts: Iterable[Layout], source, prompt_T, steps: int) -> Iterator[Point]:
     """Every setting in turn, beside one unsharded reference; arguments as `measure` has them."""
     oracle = None
-    for model in models:
-        oracle = oracle or parity.Oracle(source, model.interval, batch=1, length=1)
-        yield measure(model, source, oracle, prompt_T, steps)
+    for layout in layouts:
+        oracle = oracle or parity.Oracle(source, layout.model.interval, batch=1, length=1)
+        yield measure(layout, source, oracle, prompt_T, steps)
 
 
-def measure(model: Model, source, oracle: parity.Oracle, prompt_T, steps: int) -> Point:
+def measure(layout: Layout, source, oracle: parity.Oracle, prompt_T, steps: int) -> Point:
     """Decode greedily at one setting, each pass compared with the unsharded reference.
 
     Args:
-      model: the setting.
+      layout: the setting.
       source: the open model folder.
       oracle: of one row; it is started anew.
       prompt_T: int array [T].
       steps: decode steps, at least 2.
     """
-    programs = Programs(model, batch=1, length=len(prompt_T) + steps)
-    decoder = Decoder(programs, source.load(model.params()))
+    programs, model = Programs(layout, batch=1, length=len(prompt_T) + steps), layout.model
+    decoder = Decoder(programs, source.load(layout.params()))
     oracle.restart(model.interval, programs.slots)
     worst, seconds, tokens = 0.0, [], []
     for step in decode(decoder, [prompt_T], steps):
         shards = step.output.shards(source.cfg)
-        figures = parity.compare(shards, oracle.step(step.tokens_in, step.pos), step.own)
+        figures = parity.compare(
+            source.cfg, shards, oracle.step(step.tokens_in, step.pos), step.own
+        )
         worst = max(worst, *figures.values())
         if step.index >= 0:
             tokens.append(int(step.tokens_out[0, 0]))
             seconds.append(step.output.seconds)
     verdict, N = programs.audits[1], model.plan.nodes
-    item = np.dtype(np.float32).itemsize
-    work = [s.work for s in balance.shares(model, 1, programs.slots)]
+    work = [s.work for s in balance.shares(model, layout.dtype, 1, programs.slots)]
     return Point(
         nodes=N,
         depth=model.interval.depth,
         audit="clean" if programs.passed() else "FAILED",
         clean=programs.passed(),
         collectives=len(verdict.before),
-        sent=wire.sent_bytes(verdict.before, N),
-        planned=item * sent(model, 1, 1),
+        sent=sent_bytes(verdict.before, N),
+        planned=BYTES["f32"] * sent(model, 1, 1),
         work=max(work) * N / sum(work),
         parity=worst,
         milliseconds=[1e3 * s for s in seconds[1:]],

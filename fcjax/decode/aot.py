@@ -85,7 +85,7 @@ def compile_interval(
     Args:
       topology: for example "l4x2".
       cfg: a `fcjax.model.config.ModelConfig`.
-      interval: a `fcjax.sharded.programs.Interval`.
+      interval: a `fcjax.sharded.interval.Interval`.
       batch, tokens, length: rows, new tokens and cache slots.
       sampling: a `fcjax.sharded.sampling.Sampling`; None is greedy.
       dtype: type of parameters, activations and cache.
@@ -124,17 +124,20 @@ def _main() -> None:
     import jax.numpy as jnp
 
     from fcjax.model.config import ModelConfig
+    from fcjax.sharded import programs
+    from fcjax.sharded.interval import Interval, ShardedModel
+    from fcjax.sharded.layout import Layout
     from fcjax.sharded.ownership import Plan
-    from fcjax.sharded.programs import Interval, Model
     from fcjax.sharded.sampling import Sampling
 
     job = json.load(sys.stdin)
     mesh = make_mesh(job["topology"])
     plan = Plan(ModelConfig(**job["cfg"]), mesh.size)
     interval, sampling = Interval(**job["interval"]), Sampling(**job["sampling"])
-    model = Model(plan, interval, mesh, jnp.dtype(job["dtype"]), sampling)
+    model = ShardedModel(plan, interval, sampling)
     batch, tokens, length = job["sizes"]
-    compiled = model.compile(model.inside(tokens), batch, tokens, length)
+    layout = Layout(model, mesh, jnp.dtype(job["dtype"]))
+    compiled = programs.compile(programs.interval(model, tokens), layout, batch, tokens, length)
     pathlib.Path(job["out"]).write_text(compiled.as_text())
 
 

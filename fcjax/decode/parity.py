@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fcjax.model import reference
+from fcjax.model.config import ModelConfig
 from fcjax.model.params import param_shapes
-from fcjax.sharded.programs import Interval
+from fcjax.sharded import layout
+from fcjax.sharded.interval import Interval
 
 # By the type of the nodes' computation, for residual, q, k, v and logits, against f32. bf16 keeps 8
 # bits: its bound is there to catch a wrong result, not to measure a right one.
@@ -34,7 +36,7 @@ def row_error(out, ref) -> float:
     return float(np.max(np.where(np.isnan(ratio), np.inf, ratio)))
 
 
-def unsharded(source) -> reference.Qwen2:
+def unsharded(source) -> reference.Transformer:
     """The reference model in f32, whole, on one device."""
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     targets = {
@@ -85,28 +87,26 @@ class Oracle:
 
 
 def compare(
-    shards: dict[str, np.ndarray], oracle: dict[str, np.ndarray], own_BT=None
+    cfg: ModelConfig, shards: dict[str, np.ndarray], oracle: dict[str, np.ndarray], own_BT=None
 ) -> dict[str, float]:
-    """Parity figure of residual, q, k, v and logits, of those that there are.
+    """Parity figure of every state tensor in the values that the oracle has: residual, q, k, v and
+    logits.
 
     A row is one token of one prompt; with `own_BT` only those where it is true, at least one: what
     fills a chunk up is nobody's state.
     """
 
-    def parts(values):
-        values = dict(values)
-        if "qkv" in values:
-            qkv = values.pop("qkv")
-            q, k, v = np.split(qkv, [qkv.shape[3] - 2, qkv.shape[3] - 1], axis=3)
-            values |= {"q": q, "k": k, "v": v}
-        order = [n for n in ("residual", "q", "k", "v", "logits") if n in values]
-        return {n: rows(n, values[n]) for n in order}
-
-    def rows(name, value):
-        if name == "logits":
-            return value
-        flat = value.reshape(math.prod(value.shape[:2]), -1)
+    def rows(value: layout.Value, x) -> np.ndarray:
+        if "T" not in value.dims:
+            return x
+        flat = x.reshape(math.prod(x.shape[:2]), -1)
         return flat if own_BT is None else flat[own_BT.reshape(-1)]
 
-    ours, theirs = parts(shards), parts(oracle)
-    return {name: row_error(ours[name], ref) for name, ref in theirs.items()}
+    figures = {}
+    for name, value in layout.VALUES.items():
+        if name not in oracle:
+            continue
+        ours, theirs = (value.parts(cfg, x[name]) for x in (shards, oracle))
+        for state, ref in theirs.items():
+            figures[state] = row_error(rows(value, ours[state]), rows(value, ref))
+    return figures

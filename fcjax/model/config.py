@@ -19,18 +19,51 @@ import sys
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-# Keys of a Qwen2 config.json that do not change what the decoder computes at inference.
-_IGNORED_KEYS = frozenset({
-    "_name_or_path", "architectures", "attention_dropout", "bos_token_id",
-    "chunk_size_feed_forward", "eos_token_id", "id2label", "initializer_range", "is_decoder",
-    "is_encoder_decoder", "label2id", "max_window_layers", "output_attentions",
-    "output_hidden_states", "pad_token_id", "return_dict", "transformers_version", "use_cache",
-})  # fmt: skip
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What the models of one Hugging Face `model_type` have in common.
+
+    Attributes:
+      architecture: the class that a config.json names.
+      qkv_bias: q, k and v have biases.
+      only: keys of which one value is implemented, which holds where the key is absent.
+    """
+
+    architecture: str
+    qkv_bias: bool
+    only: dict
+
+
+FAMILIES = {
+    # q, k and v have biases, the output projection has none.
+    "qwen2": Family("Qwen2ForCausalLM", True, {"attention_bias": True, "use_mrope": False}),
+    "llama": Family(
+        "LlamaForCausalLM",
+        False,
+        {
+            "attention_bias": False,
+            "mlp_bias": False,
+            "pretraining_tp": 1,
+            "rope_interleaved": False,
+        },
+    ),
+}
+
+# Keys of a config.json that do not change what the decoder computes at inference.
+_IGNORED_KEYS = frozenset(
+    """
+    _name_or_path architectures attention_dropout bos_token_id chunk_size_feed_forward eos_token_id
+    id2label initializer_range is_decoder is_encoder_decoder is_llama_config label2id
+    max_window_layers output_attentions output_hidden_states pad_token_id return_dict
+    transformers_version use_cache
+    """.split()
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of one Qwen2.5 decoder; the field names are the dimension key of this module."""
+    """Sizes of one decoder; the field names are the dimension key of this module."""
 
     L: int  # layers
     D: int  # hidden size, the width of the residual stream
@@ -44,11 +77,30 @@ class ModelConfig:
     rope_theta: float  # base of the rotary frequencies
     max_len: int  # positions that the model was made for
     dtype: str = "bfloat16"  # type of the numbers in the weight files, not of the computation
+    qkv_bias: bool = True  # q, k and v have biases
+
+    @property
+    def untied(self) -> bool:
+        """The head has a table of its own."""
+        return not self.tied
 
     @property
     def C(self) -> int:
         """Heads of one KV group in the fused QKV kernel: G queries, one key, one value."""
         return self.G + 2
+
+    @property
+    def slots(self) -> dict[str, slice]:
+        """Where the parts of fused values and kernels stand on their "C" or "2" axis."""
+        G = self.G
+        q, k, v = slice(0, G), slice(G, G + 1), slice(G + 1, G + 2)
+        return {"q": q, "k": k, "v": v, "gate": slice(0, 1), "up": slice(1, 2)}
+
+    @property
+    def model_type(self) -> str:
+        """Hugging Face's name of the family."""
+        (name,) = (n for n, f in FAMILIES.items() if f.qkv_bias == self.qkv_bias)
+        return name
 
     def size(self, dim: str) -> int:
         """Size of one dimension letter; a digit stands for itself (``"2"`` is gate and up)."""
@@ -83,7 +135,7 @@ class ModelConfig:
     def to_hf(self) -> dict:
         """The Hugging Face ``config.json`` of this model, as a dict (without token ids)."""
         return {
-            "architectures": ["Qwen2ForCausalLM"],
+            "architectures": [FAMILIES[self.model_type].architecture],
             "attention_dropout": 0.0,
             "hidden_act": "silu",
             "hidden_size": self.D,
@@ -91,7 +143,7 @@ class ModelConfig:
             "intermediate_size": self.F,
             "max_position_embeddings": self.max_len,
             "max_window_layers": self.L,
-            "model_type": "qwen2",
+            "model_type": self.model_type,
             "num_attention_heads": self.K * self.G,
             "num_hidden_layers": self.L,
             "num_key_value_heads": self.K,
@@ -131,13 +183,19 @@ class _Reader:
             return None
         return kind(value)
 
-    def only(self, key: str, implemented, required: bool = False):
-        """A key of which one value is implemented, which holds where an optional key is absent."""
-        if required and key not in self.raw:
-            self.faults.append(f"{key}: expected {implemented!r}, got nothing")
+    def only(self, key: str, implemented):
+        """A key of which one value is implemented, which holds where the key is absent."""
         value = self.raw.pop(key, implemented)
         if value != implemented:
             self.faults.append(f"{key}: expected {implemented!r}, got {value!r} (not implemented)")
+
+    def family(self) -> Family:
+        """The family that `model_type` names; an unknown one is read as qwen2."""
+        name, known = self.raw.pop("model_type", None), ", ".join(map(repr, FAMILIES))
+        if name not in FAMILIES:
+            got = "nothing" if name is None else f"{name!r} (not implemented)"
+            self.faults.append(f"model_type: expected one of {known}, got {got}")
+        return FAMILIES.get(name, FAMILIES["qwen2"])
 
     def dtype(self) -> str:
         """Type of the stored numbers: `torch_dtype` up to transformers 4, `dtype` since 5."""
@@ -173,10 +231,10 @@ class _Reader:
         return self.take("rope_theta", float)
 
     def model_config(self) -> ModelConfig | None:
-        self.only("model_type", "qwen2", required=True)
+        family = self.family()
         self.only("hidden_act", "silu")
-        self.only("use_mrope", False)
-        self.only("attention_bias", True)  # q, k and v have biases, the output projection has none
+        for key, value in family.only.items():
+            self.only(key, value)
         if self.raw.pop("use_sliding_window", False):
             self.faults.append("use_sliding_window: expected False, got True (not implemented)")
         self.raw.pop("sliding_window", None)  # says nothing unless use_sliding_window is set
@@ -215,17 +273,15 @@ class _Reader:
             head_dim = hidden // heads
         if type(head_dim) is not int or head_dim % 2 or head_dim < 1:
             self.faults.append(f"head_dim: expected an even int above 0, got {head_dim!r}")
-        return ModelConfig(
-            L=layers, D=hidden, K=groups, G=heads // groups, H=head_dim, F=inner, V=vocab,
-            tied=tied, eps=eps, rope_theta=theta, max_len=max_len, dtype=dtype,
-        )  # fmt: skip
+        sizes = {"L": layers, "D": hidden, "K": groups, "G": heads // groups, "H": head_dim}
+        sizes |= {"F": inner, "V": vocab, "max_len": max_len}
+        numbers = {"eps": eps, "rope_theta": theta, "dtype": dtype}
+        return ModelConfig(**sizes, **numbers, tied=tied, qkv_bias=family.qkv_bias)
 
 
 def _qwen25(L, D, heads, K, F, V, tied) -> ModelConfig:
-    return ModelConfig(
-        L=L, D=D, K=K, G=heads // K, H=D // heads, F=F, V=V, tied=tied,
-        eps=1e-6, rope_theta=1e6, max_len=32768,
-    )  # fmt: skip
+    sizes = {"L": L, "D": D, "K": K, "G": heads // K, "H": D // heads, "F": F, "V": V}
+    return ModelConfig(**sizes, tied=tied, eps=1e-6, rope_theta=1e6, max_len=32768)
 
 
 # Sizes from the config.json files of Qwen/Qwen2.5-*-Instruct. The base models have the same sizes;

@@ -15,7 +15,7 @@ from fcjax.model.params import param_dims
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class HfTensor:
     """One Hugging Face tensor and the place of its numbers in a Flax parameter.
 
     Attributes:
@@ -36,44 +36,44 @@ class Piece:
 
 
 LAYER_TABLE = {
-    "input_norm": (Piece("input_layernorm.weight", ("D",)),),
+    "input_norm": (HfTensor("input_layernorm.weight", ("D",)),),
     "qkv": (
-        Piece("self_attn.q_proj.weight", ("KGH", "D"), "q"),
-        Piece("self_attn.k_proj.weight", ("KH", "D"), "k"),
-        Piece("self_attn.v_proj.weight", ("KH", "D"), "v"),
+        HfTensor("self_attn.q_proj.weight", ("KGH", "D"), "q"),
+        HfTensor("self_attn.k_proj.weight", ("KH", "D"), "k"),
+        HfTensor("self_attn.v_proj.weight", ("KH", "D"), "v"),
     ),
     "qkv_bias": (
-        Piece("self_attn.q_proj.bias", ("KGH",), "q"),
-        Piece("self_attn.k_proj.bias", ("KH",), "k"),
-        Piece("self_attn.v_proj.bias", ("KH",), "v"),
+        HfTensor("self_attn.q_proj.bias", ("KGH",), "q"),
+        HfTensor("self_attn.k_proj.bias", ("KH",), "k"),
+        HfTensor("self_attn.v_proj.bias", ("KH",), "v"),
     ),
-    "out": (Piece("self_attn.o_proj.weight", ("D", "KGH")),),
-    "post_norm": (Piece("post_attention_layernorm.weight", ("D",)),),
+    "out": (HfTensor("self_attn.o_proj.weight", ("D", "KGH")),),
+    "post_norm": (HfTensor("post_attention_layernorm.weight", ("D",)),),
     "gate_up": (
-        Piece("mlp.gate_proj.weight", ("F", "D"), "gate"),
-        Piece("mlp.up_proj.weight", ("F", "D"), "up"),
+        HfTensor("mlp.gate_proj.weight", ("F", "D"), "gate"),
+        HfTensor("mlp.up_proj.weight", ("F", "D"), "up"),
     ),
-    "down": (Piece("mlp.down_proj.weight", ("D", "F")),),
+    "down": (HfTensor("mlp.down_proj.weight", ("D", "F")),),
 }
 MODEL_TABLE = {
-    "embed": (Piece("model.embed_tokens.weight", ("V", "D")),),
-    "norm": (Piece("model.norm.weight", ("D",)),),
-    "head": (Piece("lm_head.weight", ("V", "D")),),
+    "embed": (HfTensor("model.embed_tokens.weight", ("V", "D")),),
+    "norm": (HfTensor("model.norm.weight", ("D",)),),
+    "head": (HfTensor("lm_head.weight", ("V", "D")),),
 }
 
 
-def pieces(path: str) -> list[Piece]:
+def hf_parts(path: str) -> list[HfTensor]:
     """The Hugging Face tensors, with full names, that make up the Flax parameter at `path`."""
     if not path.startswith("layers."):
         return list(MODEL_TABLE[path])
     _, layer, name = path.split(".")
     prefix = f"model.layers.{layer}."
-    return [dataclasses.replace(p, name=prefix + p.name) for p in LAYER_TABLE[name]]
+    return [dataclasses.replace(t, name=prefix + t.name) for t in LAYER_TABLE[name]]
 
 
 def hf_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a Hugging Face folder of this model must hold."""
-    return {p.name: p.shape(cfg) for path in param_dims(cfg) for p in pieces(path)}
+    return {p.name: p.shape(cfg) for path in param_dims(cfg) for p in hf_parts(path)}
 
 
 def read_block(cfg: ModelConfig, path: str, index: tuple[slice, ...], read) -> np.ndarray:
@@ -92,7 +92,7 @@ def read_block(cfg: ModelConfig, path: str, index: tuple[slice, ...], read) -> n
     dims = param_dims(cfg)[path]
     span = {d: s.indices(cfg.size(d))[:2] for d, s in zip(dims, index, strict=True)}
     block = None
-    for piece in pieces(path):
+    for piece in hf_parts(path):
         slices, letters, lengths = [], [], []
         for axis in piece.axes:
             start, stop = span[axis[0]]
@@ -108,11 +108,13 @@ def read_block(cfg: ModelConfig, path: str, index: tuple[slice, ...], read) -> n
             return part
         if block is None:
             block = np.empty([stop - start for start, stop in span.values()], part.dtype)
-        fused = dims.index("C") if "C" in dims else dims.index("2")
-        block[(slice(None),) * fused + (slot(cfg, piece.slot),)] = part
+        fused = fused_axis(dims)
+        if piece.slot != "q":  # one slot, which the file has no axis for
+            part = np.expand_dims(part, fused)
+        block[(slice(None),) * fused + (cfg.slots[piece.slot],)] = part
     return block
 
 
-def slot(cfg: ModelConfig, name: str) -> slice | int:
-    """Where a part of a fused parameter stands on its "C" or "2" axis."""
-    return {"q": slice(0, cfg.G), "k": cfg.G, "v": cfg.G + 1, "gate": 0, "up": 1}[name]
+def fused_axis(dims: tuple[str, ...]) -> int:
+    """Which axis of a fused parameter its parts stand on."""
+    return dims.index("C") if "C" in dims else dims.index("2")

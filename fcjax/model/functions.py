@@ -11,6 +11,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from fcjax.model.config import ModelConfig
+
 
 def project(x_BTM, w_MX):
     """x[B, T, M] . w[M, ...] -> [B, T, ...], summed over M in up to eight runs that are then added.
@@ -94,20 +96,33 @@ def write_cache(old_BKSH, new_BTKH, pos_B):
     return old_BKSH
 
 
-def attention(qkv_BTKCH, cache, pos_B, theta: float):
+def with_bias(qkv_BTKCH, w):
+    """The fused projections with their biases, if the model has any."""
+    return qkv_BTKCH + w["qkv_bias"][None, None] if "qkv_bias" in w else qkv_BTKCH
+
+
+def swiglu(gate_up_BT2F):
+    """silu(gate) * up of a fused pair: [B, T, 2, F] -> [B, T, F]."""
+    return jax.nn.silu(gate_up_BT2F[:, :, 0]) * gate_up_BT2F[:, :, 1]
+
+
+def attention(qkv_BTKCH, w, cache, pos_B, cfg: ModelConfig):
     """Attention of whole KV groups: rotate, append to the cache, attend.
 
     Args:
       qkv_BTKCH: the fused projections, biases added, before RoPE.
+      w: the layer's parameters by name; read where a model has some for q and k.
       cache: (k, v), each [B, K, S, H], row b filled up to pos_B[b].
       pos_B: int32, position of each row's first new token; pos_B + T <= S is the caller's duty.
+      cfg: the model's sizes.
 
     Returns:
       o [B, T, K, G, H], and the cache with the T slots from pos_B[b] on of each row b written.
     """
-    q_BTKGH = rope(qkv_BTKCH[..., :-2, :], pos_B, theta)
-    k_BTKH = rope(qkv_BTKCH[..., -2:-1, :], pos_B, theta)[..., 0, :]
-    v_BTKH = qkv_BTKCH[..., -1, :]
+    q_BTKGH, k_BTK1H, v_BTK1H = (qkv_BTKCH[..., cfg.slots[name], :] for name in "qkv")
+    q_BTKGH = rope(q_BTKGH, pos_B, cfg.rope_theta)
+    k_BTKH = rope(k_BTK1H, pos_B, cfg.rope_theta)[..., 0, :]
+    v_BTKH = v_BTK1H[..., 0, :]
     cache = tuple(
         write_cache(old_BKSH, new_BTKH, pos_B)
         for old_BKSH, new_BTKH in zip(cache, (k_BTKH, v_BTKH), strict=True)

@@ -1,8 +1,10 @@
-"""The unsharded Qwen2.5 decoder: the target of the conversion and the numerical oracle.
+"""The unsharded decoder: the target of the conversion and the numerical oracle.
 
 Everything is held by one device and computed as Hugging Face `transformers` does it
 (models/qwen2/modeling_qwen2.py, eager attention), so a difference between this module and the
-sharded programs is a fault of the sharded programs. Kernels keep the heads of one KV group side by
+sharded programs is a fault of the sharded programs. Projection, attention and RoPE are the same
+code in both (`model.functions`): a fault in there is for that module's own tests to find, and for
+transformers, which shares nothing. Kernels keep the heads of one KV group side by
 side, and gate beside up, so that any split over nodes is a plain slice of them. The dimension key
 is in `fcjax.model.config`.
 """
@@ -12,8 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fcjax.model.config import ModelConfig
-from fcjax.model.functions import attention, out_proj, project, rms_norm
-from fcjax.model.params import LAYER_PARAMS, MODEL_PARAMS
+from fcjax.model.functions import attention, out_proj, project, rms_norm, swiglu, with_bias
+from fcjax.model.params import LAYER_PARAMS, MODEL_PARAMS, Param, present
 
 
 class Layer(nnx.Module):
@@ -21,38 +23,39 @@ class Layer(nnx.Module):
 
     def __init__(self, cfg: ModelConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.cfg = cfg
-        for name, dims in LAYER_PARAMS.items():
-            setattr(self, name, _param(cfg, name, dims, dtype, rngs))
+        for name, param in present(cfg, LAYER_PARAMS).items():
+            setattr(self, name, _fresh(cfg, param, dtype, rngs))
+
+    def weights(self) -> dict[str, jax.Array]:
+        """The layer's parameters by name."""
+        return {name: getattr(self, name)[...] for name in present(self.cfg, LAYER_PARAMS)}
 
     def qkv_proj(self, x_BTD):
         """Input norm and fused projection: q, k, v [B, T, K, C, H] before RoPE."""
         normed_BTD = rms_norm(x_BTD, self.input_norm[...], self.cfg.eps)
-        return project(normed_BTD, self.qkv[...]) + self.qkv_bias[...][None, None]
+        return with_bias(project(normed_BTD, self.qkv[...]), self.weights())
 
     def mlp(self, x_BTD):
         """Post norm and SwiGLU: down(silu(gate) * up), without the residual."""
         normed_BTD = rms_norm(x_BTD, self.post_norm[...], self.cfg.eps)
-        gate_up_BT2F = project(normed_BTD, self.gate_up[...])
-        act_BTF = jax.nn.silu(gate_up_BT2F[:, :, 0]) * gate_up_BT2F[:, :, 1]
-        return project(act_BTF, self.down[...])
+        return project(swiglu(project(normed_BTD, self.gate_up[...])), self.down[...])
 
     def __call__(self, x_BTD, cache, pos_B):
         """The residual after this layer, and its cache."""
-        o_BTKGH, cache = attention(self.qkv_proj(x_BTD), cache, pos_B, self.cfg.rope_theta)
+        qkv_BTKCH = self.qkv_proj(x_BTD)
+        o_BTKGH, cache = attention(qkv_BTKCH, self.weights(), cache, pos_B, self.cfg)
         x_BTD = x_BTD + out_proj(o_BTKGH, self.out[...])
         return x_BTD + self.mlp(x_BTD), cache
 
 
-class Qwen2(nnx.Module):
+class Transformer(nnx.Module):
     """The whole decoder on one device."""
 
     def __init__(self, cfg: ModelConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.cfg = cfg
-        self.embed = _param(cfg, "embed", MODEL_PARAMS["embed"], dtype, rngs)
+        for name, param in present(cfg, MODEL_PARAMS).items():
+            setattr(self, name, _fresh(cfg, param, dtype, rngs))
         self.layers = nnx.List(Layer(cfg, dtype=dtype, rngs=rngs) for _ in range(cfg.L))
-        self.norm = _param(cfg, "norm", MODEL_PARAMS["norm"], dtype, rngs)
-        if not cfg.tied:
-            self.head = _param(cfg, "head", MODEL_PARAMS["head"], dtype, rngs)
 
     def __call__(self, tokens_BT, cache, pos_B):
         """Run T tokens through every layer.
@@ -87,17 +90,17 @@ def init_cache(cfg: ModelConfig, batch: int, length: int, dtype=jnp.float32):
     return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(cfg.L)]
 
 
-def abstract_model(cfg: ModelConfig, dtype=jnp.float32) -> Qwen2:
+def abstract_model(cfg: ModelConfig, dtype=jnp.float32) -> Transformer:
     """The model with shapes in place of arrays, to be filled by `set_params`."""
-    return nnx.eval_shape(lambda: Qwen2(cfg, dtype=dtype, rngs=nnx.Rngs(0)))
+    return nnx.eval_shape(lambda: Transformer(cfg, dtype=dtype, rngs=nnx.Rngs(0)))
 
 
-def get_params(model: Qwen2) -> dict[str, jax.Array]:
+def get_params(model: Transformer) -> dict[str, jax.Array]:
     """The parameters by path, as `param_shapes` names them."""
     return {".".join(map(str, path)): p.get_value() for path, p in _params(model)}
 
 
-def set_params(model: Qwen2, params: dict[str, jax.Array]) -> Qwen2:
+def set_params(model: Transformer, params: dict[str, jax.Array]) -> Transformer:
     """Fill every parameter of `model` from `params`; the paths must be the same set."""
     targets = {".".join(map(str, path)): p for path, p in _params(model)}
     if targets.keys() != params.keys():
@@ -107,15 +110,13 @@ def set_params(model: Qwen2, params: dict[str, jax.Array]) -> Qwen2:
     return model
 
 
-def _params(model: Qwen2):
+def _params(model: Transformer):
     return nnx.to_flat_state(nnx.state(model, nnx.Param))
 
 
-def _param(cfg: ModelConfig, name: str, dims, dtype, rngs: nnx.Rngs) -> nnx.Param:
-    """A fresh parameter: norms one, biases zero, matrices normal with deviation 0.02."""
-    shape = tuple(map(cfg.size, dims))
-    if name.endswith("norm"):
-        return nnx.Param(jnp.ones(shape, dtype))
-    if name.endswith("bias"):
-        return nnx.Param(jnp.zeros(shape, dtype))
-    return nnx.Param(0.02 * jax.random.normal(rngs.params(), shape, dtype))
+def _fresh(cfg: ModelConfig, param: Param, dtype, rngs: nnx.Rngs) -> nnx.Param:
+    """A fresh parameter; matrices are normal with deviation 0.02."""
+    shape = tuple(map(cfg.size, param.dims))
+    if param.start == "normal":
+        return nnx.Param(0.02 * jax.random.normal(rngs.params(), shape, dtype))
+    return nnx.Param((jnp.ones if param.start == "ones" else jnp.zeros)(shape, dtype))

@@ -19,12 +19,13 @@ import jaxlib
 import jaxlib.version
 
 from fcjax.audit.check import audit_interval
-from fcjax.audit.contract import Contract, interval_contract
+from fcjax.audit.contract import Contract
 from fcjax.audit.hlo import guard
 from fcjax.audit.verdict import Verdict
 from fcjax.model.config import ModelConfig
+from fcjax.sharded.contract import interval_contract
+from fcjax.sharded.interval import Interval, ShardedModel
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 
 NAME, PROGRAM = "certificate.json", "interval.hlo"
@@ -37,7 +38,7 @@ _COMPILE_ONLY = (
 def write(
     folder,
     verdict: Verdict,
-    model: Model,
+    model: ShardedModel,
     *,
     batch: int,
     tokens: int,
@@ -121,11 +122,10 @@ def verify(path) -> Verdict:
     program = (path.parent / PROGRAM).read_bytes()
     if _sha256(program) != content["program"]["sha256"]:
         raise ValueError(f"program: expected sha256 {content['program']['sha256']} ({PROGRAM})")
-    model = Model(
+    model = ShardedModel(
         Plan(ModelConfig(**content["model"]), content["nodes"]),
         Interval(**content["interval"]),
-        mesh=None,
-        sampling=Sampling(**content["sampling"]),
+        Sampling(**content["sampling"]),
     )
     contract: Contract = interval_contract(model, **content["sizes"])
     verdict = audit_interval(guard.check(program.decode()), contract)

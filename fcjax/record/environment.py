@@ -7,15 +7,15 @@ import platform
 import jax
 
 from fcjax.record import certificate
-from fcjax.sharded.programs import Model
+from fcjax.sharded.layout import Layout
 
 _PACKAGES = ("fcjax", "jax", "jaxlib", "flax", "numpy", "orbax-checkpoint", "safetensors",
              "transformers")  # fmt: skip
 
 
-def describe(model: Model) -> dict:
-    """Versions, hardware and settings of this process, with the nodes of the model in order."""
-    devices = list(model.mesh.devices.flat)
+def describe(layout: Layout) -> dict:
+    """Versions, hardware and settings of this process, with the nodes in order."""
+    devices = list(layout.mesh.devices.flat)
     settings = certificate.environment()
     return {
         "compilation_cache": bool(jax.config.jax_enable_compilation_cache),

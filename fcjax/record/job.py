@@ -7,16 +7,21 @@ derived again, not read.
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 
 from fcjax.decode import parity
-from fcjax.decode.loop import Programs, chunks
+from fcjax.decode.audited import check_sizes
+from fcjax.decode.loop import chunks
 from fcjax.files import plain
 from fcjax.model.config import ModelConfig
-from fcjax.sharded.operators import boundaries, compatibility_all_gather
+from fcjax.sharded.interval import (
+    Interval,
+    ShardedModel,
+    boundaries,
+    compatibility_all_gather,
+)
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 
 FORMAT = "fcjax run 1"
@@ -98,7 +103,8 @@ class Job:
     chunk: int = 32
 
     def __post_init__(self):
-        Programs(self.model(), self.batch, self.length, self.chunk)  # refuses what cannot be
+        self.model()  # refuses what cannot be cut
+        check_sizes(self.cfg, self.length, self.chunk)
         longest = max(len(ids) for rows in self.prompts for _, ids in rows)
         if longest + self.steps > self.length:
             raise ValueError(
@@ -138,10 +144,13 @@ class Job:
             *(() if self.compared else (NOT_COMPARED,)),
         ]
 
-    def model(self, mesh=None) -> Model:
-        """Layouts and programs; without a mesh only what needs none."""
-        plan = Plan(self.cfg, self.nodes)
-        return Model(plan, self.interval, mesh, jnp.dtype(self.dtype), self.sampling)
+    def model(self) -> ShardedModel:
+        """The model as it is cut."""
+        return ShardedModel(Plan(self.cfg, self.nodes), self.interval, self.sampling)
+
+    def layout(self, mesh) -> Layout:
+        """The model on its nodes."""
+        return Layout(self.model(), mesh, self.dtype)
 
     def ids(self, start: int) -> list[np.ndarray]:
         """The prompts of a start, for each row."""
@@ -156,7 +165,7 @@ class Job:
         model = self.model()
         outside = None
         if not model.whole:
-            outside = dataclasses.asdict(compatibility_all_gather(model.plan, self.batch, 1))
+            outside = compatibility_all_gather(model.plan, self.batch, 1).describe()
         return plain({
             "format": FORMAT,
             "command": self.command,
@@ -183,7 +192,7 @@ class Job:
             "compared": self.compared,
             "bound": self.bound,
             "plan": model.plan.describe(),
-            "boundaries": [dataclasses.asdict(b) for b in boundaries(model, self.batch, 1)],
+            "boundaries": [b.describe() for b in boundaries(model, self.batch, 1)],
             "outside_the_claim": outside,
             "baseline": self.baseline,
             "limits": self.limits,

@@ -15,11 +15,10 @@ import numpy as np
 
 from fcjax import audit
 from fcjax.record import transfers
-from fcjax.sharded.operators import boundaries
-from fcjax.sharded.ownership import STATE, Split
-from fcjax.sharded.programs import Model
-
-_FUSED = ("q", "k", "v")  # they leave the interval in one array [B, T, K, C, H]
+from fcjax.sharded import layout, operators, programs
+from fcjax.sharded.contract import interval_contract
+from fcjax.sharded.interval import ShardedModel, boundaries
+from fcjax.sharded.ownership import STATE, Split, split_dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Place:
     """Where a state tensor can be measured.
 
     Attributes:
-      value: name of the value (`Model.value`), or "cache" for the cache of `layer`.
+      value: name of the value (`layout.VALUES`), or "cache" for the cache of `layer`.
       axis: the split one.
       part, parts: the tensor is that many of so many equal parts of the array.
       layer: of a cache.
@@ -75,44 +74,59 @@ class Ledger:
     """
 
     def __init__(
-        self, model: Model, verdict, batch: int, tokens: int, slots: int, devices: Sequence[int]
+        self,
+        model: ShardedModel,
+        dtype,
+        verdict: audit.Verdict,
+        sizes: tuple[int, int, int],
+        devices: Sequence[int],
     ):
         """
         Args:
-          model: the model that the interval is of; needs no mesh.
+          model: the model that the interval is of.
+          dtype: of activations and caches.
           verdict: of the audit, which it must have passed.
-          batch, tokens, slots: B, T and S that it was compiled for.
+          sizes: B, T and S that it was compiled for.
           devices: ids of the nodes' devices, in the order of the nodes.
         """
+        batch, tokens, slots = sizes
         self.model, self.devices = model, tuple(devices)
         self._free = {"B": batch, "T": tokens, "S": slots}
-        self._itemsize = np.dtype(jax.numpy.dtype(model.dtype)).itemsize
+        self._itemsize = jax.numpy.dtype(dtype).itemsize
         self.boundaries = boundaries(model, batch, tokens)
-        contract = audit.interval_contract(model, batch, tokens, slots)
+        contract = interval_contract(model, batch, tokens, slots)
         self._reductions = transfers.records(
             model, self.boundaries, verdict, contract, self.devices
         )
-        self.places = self._places()
-        self.public = self._reductions.pop("choose", None)
-        self.outside = transfers.gather(model, verdict, batch, tokens, self.devices)
+        self.places = self._places(programs.interval(model, tokens).results)
+        self.public = self._reductions.pop(operators.CHOOSE.name, None)
+        self.outside = transfers.gather(model, dtype, verdict, batch, tokens, self.devices)
 
-    def _places(self) -> dict[tuple[str, str], Place]:
-        model, scopes = self.model, {b.scope for b in self.boundaries}
-        cfg, layers = model.plan.cfg, model.interval.layers
-        found = {}
-        if not model.whole:
-            found["entry", "residual"] = Place("residual", 2)
-        for i in layers:
-            for name in ("cache_k", "cache_v"):
-                found[f"layer_{i}/attention", name] = Place("cache", 1, layer=i)
-        found[f"layer_{layers[-1]}/down", "residual"] = Place("residual", 2)
-        if not model.whole:
-            for name, part in zip(_FUSED, (cfg.G, 1, 1), strict=True):
-                place = Place("qkv", 2, part, cfg.C)
-                found[f"layer_{model.interval.successor}/qkv", name] = place
-        if "head" in scopes:
-            found["head", "logits"] = Place("logits", 1)
-        return found
+    def _places(self, results: Sequence[str]) -> dict[tuple[str, str], Place]:
+        """Of the entry, the caches, and the state that the program's results leave with."""
+        places = {}
+        last = {state: b.scope for b in self.boundaries for state in b.state}
+        entry = self.boundaries[0]
+        if entry.operator is operators.ENTRY:
+            places |= self._parts("residual", {"residual": entry.scope})
+        for b in self.boundaries:
+            for state in b.state:
+                if state in layout.CACHE:
+                    axis = STATE[state].index(split_dim(STATE[state]))
+                    places[b.scope, state] = Place("cache", axis, layer=b.layer)
+        for name in results:
+            if layout.VALUES[name].kind == layout.SHARD:
+                places |= self._parts(name, last)
+        return places
+
+    def _parts(self, name: str, scopes: dict[str, str]) -> dict[tuple[str, str], Place]:
+        """The places of the state tensors in a value, each after the operator that left it."""
+        value, slots = layout.VALUES[name], self.model.plan.cfg.slots
+        if len(value.state) == 1:
+            return {(scopes[s], s): Place(name, value.axis) for s in value.state}
+        widths = {s: slots[s].stop - slots[s].start for s in value.state}
+        parts = sum(widths.values())
+        return {(scopes[s], s): Place(name, value.axis, n, parts) for s, n in widths.items()}
 
     def planned(self, state: str, looked: bool = False) -> tuple[Shard, ...]:
         """The shards of a state tensor as the plan has them.

@@ -8,11 +8,11 @@ import weakref
 
 import jax
 
-from fcjax.decode.loop import Decoder
-from fcjax.record.transfers import COMPLETE
+from fcjax.decode.decoder import Decoder
+from fcjax.sharded import layout
 from fcjax.sharded.ownership import STATE
 
-_PUBLIC = ("tokens", "pos", "seed", "seen", "next_tokens")
+_CLASSES = {layout.PUBLIC: "public", layout.SHARD: "values", layout.COMPLETE: "complete"}
 # These may be complete: the all-gather's results, whole weights, and what the check needs.
 _MAY_BE_COMPLETE = ("complete", "weights", "reference", "before_the_run")
 
@@ -28,7 +28,7 @@ class Live:
         """
         self._decoder, self._oracle = decoder, oracle
         programs = decoder.programs
-        model, cfg = programs.model, programs.model.plan.cfg
+        laid, plan = programs.layout, programs.layout.plan
         # The programs never replace these, so their classes and sizes are looked up once.
         self._fixed = {id(a): ("weights", a.nbytes) for a in decoder.params.values()}
         if oracle is not None:
@@ -44,21 +44,19 @@ class Live:
             id(a): weakref.ref(a) for a in jax.live_arrays() if id(a) not in known
         }  # fmt: skip
         sizes = [(programs.batch, tokens) for tokens in (1, programs.chunk)]
-        names = ("residual", "qkv", "logits", "next_tokens", "tokens", "pos", "seed")
-        values = [model.value(name, *size) for name in names for size in sizes]
-        values += model.cache(programs.batch, programs.slots)
+        shards = [laid.value(name, *size) for name in layout.names(layout.SHARD) for size in sizes]
+        shards += laid.cache(programs.batch, programs.slots)
         # Shapes of a node's shards of state, and shapes in which a node would hold all of one.
-        self._shards = {v.sharding.shard_shape(v.shape) for v in values if v.dtype == model.dtype}
+        self._shards = {v.sharding.shard_shape(v.shape) for v in shards}
         self._layouts: dict = {}
         self._small = max(programs.batch * programs.chunk, 1)
+        kept = [*STATE.values(), *(layout.VALUES[n].dims for n in layout.names(layout.SHARD))]
         self._whole = set()
         for batch, tokens in sizes:
             free = {"B": batch, "T": tokens, "S": programs.slots}
-            for name, dims in STATE.items():
-                shape = tuple(free.get(d) or cfg.size(d) for d in dims)
-                self._whole |= {shape, model.plan.state_shape(name, **_of(free, dims))}
-            for groups in (cfg.K, model.plan.split("K").padded):
-                self._whole.add((batch, tokens, groups, cfg.C, cfg.H))
+            for dims in kept:
+                for size in (plan.cfg.size, plan.padded):
+                    self._whole.add(tuple(free.get(d) or size(d) for d in dims))
 
     def _passing(self, values) -> dict[int, str]:
         """Classes of the arrays that change from pass to pass."""
@@ -66,8 +64,7 @@ class Live:
         if self._oracle is not None:
             known |= {id(a): "reference" for a in jax.tree.leaves(self._oracle.cache)}
         for name, value in values.items():
-            kind = "complete" if name in COMPLETE else "public" if name in _PUBLIC else "values"
-            known[id(value)] = kind
+            known[id(value)] = _CLASSES[layout.VALUES[name].kind]
         return known
 
     def look(self, values: dict[str, jax.Array]) -> dict:
@@ -124,7 +121,3 @@ def _count(classes: dict[str, list[int]], kind: str, size: int) -> None:
     entry = classes.setdefault(kind, [0, 0])
     entry[0] += 1
     entry[1] += size
-
-
-def _of(free, dims):
-    return {d: n for d, n in free.items() if d in dims}

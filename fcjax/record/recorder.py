@@ -12,13 +12,15 @@ import jax
 import numpy as np
 
 from fcjax import files
-from fcjax.decode.loop import Decoder, Step
+from fcjax.decode.decoder import Decoder
+from fcjax.decode.loop import Step
 from fcjax.record import ledger
 from fcjax.record.chain import Chain
 from fcjax.record.job import Job
 from fcjax.record.ledger import Ledger, Place
 from fcjax.record.live_arrays import Live
-from fcjax.record.transfers import COMPLETE, restored
+from fcjax.record.transfers import restored
+from fcjax.sharded import layout
 
 SAMPLE = 8  # values of a row that are written down
 
@@ -46,12 +48,12 @@ class Recorder:
         self._job, self._decoder = job, decoder
         self._who = {"start": start, "attempt": attempt}
         programs, model = decoder.programs, decoder.programs.model
-        self._devices = [d.id for d in model.mesh.devices.flat]
+        self._devices = [d.id for d in programs.layout.mesh.devices.flat]
         self.executables, self._ledgers = {}, {}
         for tokens, verdict in programs.audits.items():
             self.executables[tokens] = describe_executable(programs, tokens)
             self._ledgers[tokens] = Ledger(
-                model, verdict, job.batch, tokens, programs.slots, self._devices
+                model, job.dtype, verdict, (job.batch, tokens, programs.slots), self._devices
             )
         self._texts: dict[tuple, tuple[str, list[str]]] = {}
         self._addresses = None
@@ -129,7 +131,7 @@ class Recorder:
     def _array(self, place: Place, state: str, values) -> jax.Array:
         if place.value != "cache":
             return values[place.value]
-        return self._decoder.caches[place.layer][("cache_k", "cache_v").index(state)]
+        return self._decoder.caches[place.layer][layout.CACHE.index(state)]
 
     def _caches(self) -> dict:
         addresses = [
@@ -144,7 +146,7 @@ class Recorder:
         if book.outside is None:
             return None
         found = {}
-        for name in COMPLETE:
+        for name in layout.names(layout.COMPLETE):
             held = step.output.values[name].addressable_shards
             found[name] = restored([x.device.id for x in held], held[0].data.nbytes)
         return book.outside | {"restored": found, "copies_agree": agree}

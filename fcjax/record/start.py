@@ -18,7 +18,9 @@ import numpy as np
 from fcjax import audit, files, hub
 from fcjax.audit import trace
 from fcjax.decode import parity
-from fcjax.decode.loop import Decoder, Programs, Step, decode
+from fcjax.decode.audited import Programs
+from fcjax.decode.decoder import Decoder
+from fcjax.decode.loop import Step, decode
 from fcjax.mesh import make_mesh
 from fcjax.model import checkpoint
 from fcjax.record import certificate, environment, ledger, run_folder
@@ -26,7 +28,7 @@ from fcjax.record.chain import Chain
 from fcjax.record.job import Job
 from fcjax.record.recorder import Recorder, describe_executable, finite
 from fcjax.record.summary import next_attempt, of_steps, start_faults
-from fcjax.record.transfers import COMPLETE
+from fcjax.sharded import layout
 from fcjax.text.tokenizer import Text
 
 
@@ -81,8 +83,8 @@ class Start:
                 f"weights: expected digest {job.weights_sha256}, got {self.source.digest}"
                 f" ({folder})"
             )
-        self.model = job.model(make_mesh(job.nodes))
-        self.programs = Programs(self.model, job.batch, job.length, job.chunk)
+        self.model, self.layout = job.model(), job.layout(make_mesh(job.nodes))
+        self.programs = Programs(self.layout, job.batch, job.length, job.chunk)
         with self._timed("compile_and_audit"):
             for tokens in job.tokens:
                 self.programs.prepare(tokens)
@@ -97,7 +99,7 @@ class Start:
                 "start": self.index,
                 "attempt": self.attempt,
                 "process": {"pid": os.getpid(), "started": begun, "command": _command()},
-                **environment.describe(self.model),
+                **environment.describe(self.layout),
                 "recorded_apart": {
                     "model": job.model_path,
                     "context_length": job.length,
@@ -133,7 +135,7 @@ class Start:
         """Each node's blocks, and the unsharded reference if the job compares."""
         job = self.job
         with self._timed("load"):
-            params = self.source.load(self.model.params())
+            params = self.source.load(self.layout.params())
             self._decoder = Decoder(self.programs, params, seed=job.seed)
             self._oracle = None
             if job.compared:
@@ -168,11 +170,11 @@ class Start:
         figures = None
         if self._oracle is not None:
             reference = self._oracle.step(step.tokens_in, step.pos)
-            figures = parity.compare(shards, reference, step.own)
+            figures = parity.compare(self.job.cfg, shards, reference, step.own)
         agree = None if self.model.whole else step.output.copies_agree(shards)
         line = self.recorder.record(step, shards, figures, agree, traced)
         # So that no complete value of this pass is left when the next one enters the interval.
-        for name in COMPLETE:
+        for name in layout.names(layout.COMPLETE):
             if name in step.output.values:
                 step.output.values[name].delete()
         return line
@@ -234,7 +236,7 @@ class Start:
     def _compare_caches(self, position) -> dict:
         """Every layer's cache against the reference's, and the padding of every shard."""
         plan, cfg = self.model.plan, self.job.cfg
-        devices = [d.id for d in self.model.mesh.devices.flat]
+        devices = [d.id for d in self.layout.mesh.devices.flat]
         ends = [p + 1 for p in position]  # slots behind are room, or a chunk's filling
         zero, layers = True, []
         for i, layer in enumerate(self._decoder.caches):

@@ -5,32 +5,33 @@ it and what reads its result.
 """
 
 import collections
+import math
 from collections.abc import Sequence
 
 import jax
 
 from fcjax import audit
-from fcjax.audit import wire
+from fcjax.audit.contract import Contract, Expected, ExpectedStatistic
 from fcjax.audit.domain.values import Statistic
-from fcjax.sharded.operators import (
-    REDUCE_SCATTER,
-    Boundary,
-    Collective,
-    compatibility_all_gather,
-)
-from fcjax.sharded.programs import Model
+from fcjax.collectives import BYTES, ReduceScatter
+from fcjax.sharded import layout
+from fcjax.sharded.interval import Boundary, ShardedModel, compatibility_all_gather
+from fcjax.sharded.operators import Transfer
 
-COMPLETE = ("complete_residual", "complete_qkv")  # the declared results of the all-gather
 _END = {"operator": "(the end of the interval)", "instruction": None}
 
 
 def records(
-    model: Model, rows: Sequence[Boundary], verdict, contract, devices: Sequence[int]
+    model: ShardedModel,
+    rows: Sequence[Boundary],
+    verdict: audit.Verdict,
+    contract: Contract,
+    devices: Sequence[int],
 ) -> dict[str, list[dict]]:
     """The transfers of each boundary, by its scope.
 
     Args:
-      model: the model that the interval is of; needs no mesh.
+      model: the model that the interval is of.
       rows: its boundaries.
       verdict: of the audit, which it must have passed.
       contract: that it was held against, whose list has the order of the table.
@@ -41,41 +42,51 @@ def records(
         by_name[c.operator].append(c)
     expected = iter(contract.inside)
     table = [
-        (b.scope, planned, by_name[_audit_name(next(expected))].popleft())
+        (b, planned, by_name[_audit_name(next(expected))].popleft())
         for b in rows
-        for planned in b.collectives
+        for planned in b.transfers
     ]
     # The audit calls a statistic by all parts of the sum that is squared; here its place does.
-    names = {
-        id(found): found.operator if p.weight or p.exchange else f"{scope} statistic"
-        for scope, p, found in table
-    }
+    names = {id(c): planned.name(b.scope) for b, planned, c in table}
     out = {b.scope: [] for b in rows}
-    for scope, planned, found in table:
+    for b, planned, c in table:
         received = None
         if planned.axis is not None:
-            split = model.plan.split(found.axis)
+            split = model.plan.split(c.axis)
             runs = [split.owned(q) for q in range(planned.nodes)]
-            received = {"dim": found.axis, "coordinates": [[r.start, r.stop] for r in runs]}
-        out[scope].append({
-            **_transfer(names[id(found)], planned, [found], devices),
-            "received": received,
-            "read_by": _readers(verdict.before, found, names),
-        })  # fmt: skip
+            received = {"dim": c.axis, "coordinates": [[r.start, r.stop] for r in runs]}
+        out[b.scope].append(
+            {
+                **_transfer(names[id(c)], planned, [c], devices),
+                "received": received,
+                "read_by": _readers(verdict.before, c, names),
+            }
+        )
     return out
 
 
-def gather(model: Model, verdict, batch: int, tokens: int, devices: Sequence[int]) -> dict | None:
-    """The compatibility all-gather behind the interval; None if the whole model is inside."""
+def gather(
+    model: ShardedModel,
+    dtype,
+    verdict: audit.Verdict,
+    batch: int,
+    tokens: int,
+    devices: Sequence[int],
+) -> dict | None:
+    """The compatibility all-gather after the interval; None if the whole model is inside."""
     if model.whole:
         return None
     planned = compatibility_all_gather(model.plan, batch, tokens)
-    cfg, width = model.plan.cfg, batch * tokens * jax.numpy.dtype(model.dtype).itemsize
-    sizes = {"complete_residual": cfg.D * width, "complete_qkv": cfg.K * cfg.C * cfg.H * width}
+    free, item = {"B": batch, "T": tokens}, jax.numpy.dtype(dtype).itemsize
+    sizes = {
+        name: math.prod(free.get(d) or model.plan.cfg.size(d) for d in layout.VALUES[name].dims)
+        for name in layout.names(layout.COMPLETE)
+    }
+    name = planned.name("")
     return {
-        "what": "compatibility all-gather, behind the interval and outside the claim",
-        "reduction": _transfer(verdict.after[0].operator, planned, verdict.after, devices),
-        "restored": {name: restored(devices, sizes[name]) for name in COMPLETE},
+        "what": f"{name}, behind the interval and outside the claim",
+        "reduction": _transfer(name, planned, verdict.after, devices),
+        "restored": {n: restored(devices, size * item) for n, size in sizes.items()},
     }
 
 
@@ -84,8 +95,8 @@ def restored(devices: Sequence[int], size: int) -> dict:
     return {"measured": True, "devices": list(devices), "bytes": size}
 
 
-def _transfer(name: str, planned: Collective, found: Sequence, devices) -> dict:
-    width = wire.BYTES[found[0].dtype]
+def _transfer(name: str, planned: Transfer, found: Sequence, devices) -> dict:
+    width = BYTES[found[0].dtype]
 
     def sizes(shape, elements):
         return {"shape": list(shape), "elements": elements, "bytes": elements * width}
@@ -111,11 +122,11 @@ def _readers(flow: Sequence[audit.Collective], found: audit.Collective, names) -
         parts |= {p.rpartition(" (")[0] for p in parts}
         if found.operator in parts:
             readers.append({"operator": names[id(c)], "instruction": c.instruction})
-            if c.kind == REDUCE_SCATTER:
+            if c.kind == ReduceScatter.opcode:
                 break
     return readers or [_END]
 
 
-def _audit_name(expected) -> str:
+def _audit_name(line: Expected) -> str:
     """How the audit's verdict calls a collective of the contract."""
-    return str(Statistic(expected.of)) if expected.of else expected.operator
+    return str(Statistic(line.of)) if isinstance(line, ExpectedStatistic) else line.operator

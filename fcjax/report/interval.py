@@ -3,31 +3,7 @@
 from fcjax.report.folder import Run
 from fcjax.report.markup import Markup, el, many, size
 from fcjax.report.rows import coordinates, groups, owner_key, rows_of, transfer, what
-
-NAMES = {
-    "entry": "entry",
-    "embed": "embedding",
-    "qkv": "norm, Q/K/V",
-    "attention": "attention",
-    "out": "output projection",
-    "gate_up": "norm, gate and up",
-    "down": "down projection",
-    "head": "norm, vocabulary head",
-    "choose": "choice of the token",
-}
-_DOES = {
-    "entry": "The residual comes in already cut by coordinate.",
-    "embed": "Each node looks up its own coordinates of the embedding.",
-    "qkv": "RMSNorm of a node's own coordinates, times its rows of the weight."
-    " The bias is added behind the scatter, once.",
-    "attention": "RoPE, cache and attention of the KV groups that a node owns. Nothing crosses.",
-    "out": "A node's heads times its rows of the weight; first residual add, on the shard.",
-    "gate_up": "RMSNorm, times a node's rows of the weight. SwiGLU on the shard.",
-    "down": "A node's activation times its rows of the weight; second residual add, on the shard.",
-    "head": "Final RMSNorm, times a node's rows of the vocabulary head.",
-    "choose": "Each node looks at its own logits. All nodes learn what these exchanges find, and"
-    " with it the chosen token.",
-}
+from fcjax.sharded.operators import OPERATORS
 
 
 def draw(run: Run) -> Markup:
@@ -62,6 +38,7 @@ def draw(run: Run) -> Markup:
 def _boundary(row: dict, nodes: int) -> list[Markup]:
     """What an operator does, what crosses, and who owns what behind it."""
     name = what(row["boundary"])
+    operator = OPERATORS.get(name)
     boxes = _boxes(row["owners"])
     cells = [[el("td", bus(r, nodes), colspan=nodes, class_="bus")] for r in row["reductions"]]
     if boxes:
@@ -72,8 +49,8 @@ def _boundary(row: dict, nodes: int) -> list[Markup]:
     cells = cells or [[el("td", colspan=nodes)]]
     head = el(
         "th",
-        el("b", NAMES.get(name, name)),
-        el("span", _DOES.get(name, "")),
+        el("b", operator.title if operator else name),
+        el("span", operator.does if operator else ""),
         scope="row",
         rowspan=len(cells),
     )

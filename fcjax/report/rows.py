@@ -3,6 +3,7 @@
 import dataclasses
 
 from fcjax.report.folder import Run
+from fcjax.sharded.operators import OPERATORS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +116,8 @@ def _planned(run: Run, boundary: dict) -> dict:
 def transfer(planned: dict, scope: str) -> dict:
     exchange = planned["exchange"]
     name = planned["weight"] or (exchange["name"] if exchange else f"{scope} statistic")
-    dims = {"qkv": "K", "out": "D", "gate_up": "F", "down": "D", "head": "V"}
-    received = None if planned["axis"] is None else {"dim": dims.get(what(scope), "")}
+    operator = OPERATORS.get(what(scope))
+    received = None if planned["axis"] is None else {"dim": operator.owned if operator else ""}
     nothing = {"bytes": None, "elements": None}
     return {
         "operator": name, "kind": planned["kind"], "instruction": "", "dtype": "",

@@ -9,8 +9,9 @@ import math
 
 import jax.numpy as jnp
 
-from fcjax.model.params import param_dims
-from fcjax.sharded.programs import Model
+from fcjax.model.params import leaf, param_dims
+from fcjax.sharded.interval import ShardedModel
+from fcjax.sharded.operators import HEAD, LAYER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,21 +33,23 @@ class Share:
     work: int
 
 
-def shares(model: Model, batch: int, slots: int) -> list[Share]:
-    """The share of each node, for B rows and caches of S slots."""
+def shares(model: ShardedModel, dtype, batch: int, slots: int) -> list[Share]:
+    """The share of each node, in this type, for B rows and caches of S slots."""
     plan, cfg = model.plan, model.plan.cfg
-    item = jnp.dtype(model.dtype).itemsize
+    item = jnp.dtype(dtype).itemsize
+    # A tied table is read by the head; one of its own is only looked up.
+    contracted = {op.path(cfg, op.weight, None) for op in (*LAYER, HEAD) if op.weight}
     out = []
     for node in range(plan.nodes):
         own = lambda dim, node=node: len(plan.split(dim).owned(node))  # noqa: E731
         held = owned = work = 0
         for path, dims in param_dims(cfg).items():
             cuts = model.cuts(path)
-            cut = cuts[path.rpartition(".")[2]]
+            cut = cuts[leaf(path)].dim
             held += math.prod(plan.weight_shape(path, cuts)) // (plan.nodes if cut else 1)
             mine = math.prod(own(d) if d == cut else cfg.size(d) for d in dims)
             owned += mine
-            if len(dims) > 1 and not path.endswith("bias") and (path != "embed" or cfg.tied):
+            if leaf(path) in contracted:
                 work += batch * mine
         groups = own("K")
         work += batch * cfg.L * 2 * groups * cfg.G * cfg.H * slots  # scores, and values
@@ -56,10 +59,10 @@ def shares(model: Model, batch: int, slots: int) -> list[Share]:
     return out
 
 
-def table(model: Model, batch: int, slots: int) -> str:
+def table(model: ShardedModel, dtype, batch: int, slots: int) -> str:
     """The shares as text, each beside an even one."""
     plan = model.plan
-    found = shares(model, batch, slots)
+    found = shares(model, dtype, batch, slots)
     even = sum(s.work for s in found) / plan.nodes
     whole = sum(s.weights - s.weight_padding for s in found)
     rows = [("", "weights MiB", "padding", "cache MiB", "padding", "work / even")]

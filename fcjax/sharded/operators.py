@@ -1,176 +1,298 @@
-"""The interval operator by operator: what each one reduces, and which shards it leaves.
+"""THE operator table: what each operator of the interval reads, multiplies, hands over and leaves.
 
-This is the operator table of the claim, derived from the plan. The audit's contract, the ledger and
-the printed table are all made from it.
+    x[B, T, M_n] . w[M_n, X] -> [B, T, X]{U_n} -> ReduceScatter -> [B, T, X_n]
+
+is every projection, so a row needs no more than names: which state is read, which weight it is
+contracted with, which state is left. The cut of each weight, the shape and axis of each transfer,
+the boundaries, the audit's contract, the traffic formula, the ledger and the report follow from the
+rows and from the dimensions in `model.params` and `ownership.STATE`; nothing else says them.
 """
 
-import collections
 import dataclasses
 import math
+from typing import ClassVar
 
-from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Model
+from fcjax import collectives
+from fcjax.model.config import ModelConfig
+from fcjax.model.params import PARAMS, layer_path, leaf, present
+from fcjax.sharded.ownership import SPLIT_DIMS, STATE, Cut, Plan, split_dim
 from fcjax.sharded.sampling import Exchange
-
-REDUCE_SCATTER, ALL_REDUCE, ALL_GATHER = "reduce-scatter", "all-reduce", "all-gather"
 
 
 @dataclasses.dataclass(frozen=True)
-class Collective:
+class Operator:
+    """One row of the table.
+
+    Attributes:
+      name: its named scope in the programs.
+      title, does: the same for a reader of reports.
+      reads: the state that it works on, which each node owns in part.
+      leaves: the state that the nodes own after it.
+      table: the table in which it looks up rows by public ids; "" for none.
+      norm: gain of the RMSNorm in front of it, whose statistic all nodes share; "" for none.
+      weight: what it contracts the state with, summed over the nodes and scattered; "" where no
+        sum crosses.
+      bias: what the owner adds after the scatter; "" for none.
+      adds: whether the result is added to the residual.
+    """
+
+    name: str
+    title: str
+    does: str
+    reads: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
+    table: str = ""
+    norm: str = ""
+    weight: str = ""
+    bias: str = ""
+    adds: bool = False
+
+    @property
+    def summed(self) -> str:
+        """The split dimension that the contraction sums over: it cuts the weight into blocks."""
+        return split_dim(STATE[self.reads[0]])
+
+    @property
+    def owned(self) -> str | None:
+        """The split dimension of what it leaves; None if that is public."""
+        return split_dim(STATE[self.leaves[0]]) if self.leaves else None
+
+    @property
+    def operand(self) -> tuple[str, ...]:
+        """Dimensions of what each node puts into the scatter: rows and tokens, as far as the state
+        that it leaves has them, and what the contraction leaves of the weight's."""
+        lead = [d for d in ("B", "T") if d in STATE[self.leaves[0]]]
+        return (*lead, *(d for d in PARAMS[self.weight].dims if d not in STATE[self.reads[0]]))
+
+    def params(self, cfg: ModelConfig, layer: int | None = None) -> tuple[str, ...]:
+        """Paths of the parameters that it reads, of those that the model has."""
+        names = (n for n in (self.table, self.norm, self.weight, self.bias) if n)
+        paths = (self.path(cfg, n, layer) for n in names)
+        return tuple(p for p in paths if present(cfg, {p: PARAMS[leaf(p)]}))
+
+    @staticmethod
+    def path(cfg: ModelConfig, name: str, layer: int | None) -> str:
+        """Path of one of its parameters, the model's or a layer's. A tied head reads the table."""
+        if layer is not None:
+            return layer_path(layer, name)
+        return EMBED.table if name == HEAD.weight and cfg.tied else name
+
+
+ENTRY = Operator(
+    name="entry",
+    title="entry",
+    does="The residual comes in already cut by coordinate.",
+    leaves=("residual",),
+)
+EMBED = Operator(
+    name="embed",
+    title="embedding",
+    does="Each node looks up its own coordinates of the embedding.",
+    table="embed",
+    leaves=("residual",),
+)
+QKV = Operator(
+    name="qkv",
+    title="norm, Q/K/V",
+    does="RMSNorm of a node's own coordinates, times its rows of the weight."
+    " A bias is added after the scatter, once.",
+    reads=("residual",),
+    norm="input_norm",
+    weight="qkv",
+    bias="qkv_bias",
+    leaves=("q", "k", "v"),
+)
+ATTENTION = Operator(
+    name="attention",
+    title="attention",
+    does="RoPE, cache and attention of the KV groups that a node owns. Nothing crosses.",
+    reads=("q", "k", "v"),
+    leaves=("attention", "cache_k", "cache_v"),
+)
+OUT = Operator(
+    name="out",
+    title="output projection",
+    does="A node's heads times its rows of the weight; first residual add, on the shard.",
+    reads=("attention",),
+    weight="out",
+    leaves=("residual",),
+    adds=True,
+)
+GATE_UP = Operator(
+    name="gate_up",
+    title="norm, gate and up",
+    does="RMSNorm, times a node's rows of the weight. SwiGLU on the shard.",
+    reads=("residual",),
+    norm="post_norm",
+    weight="gate_up",
+    leaves=("gate", "up", "activation"),
+)
+DOWN = Operator(
+    name="down",
+    title="down projection",
+    does="A node's activation times its rows of the weight; second residual add, on the shard.",
+    reads=("activation",),
+    weight="down",
+    leaves=("residual",),
+    adds=True,
+)
+LAYER = (QKV, ATTENTION, OUT, GATE_UP, DOWN)
+HEAD = Operator(
+    name="head",
+    title="norm, vocabulary head",
+    does="Final RMSNorm, times a node's rows of the vocabulary head.",
+    reads=("residual",),
+    norm="norm",
+    weight="head",
+    leaves=("logits",),
+)
+CHOOSE = Operator(
+    name="choose",
+    title="choice of the token",
+    does="Each node looks at its own logits. All nodes learn what these exchanges find, and with it"
+    " the chosen token.",
+    reads=("logits",),
+)
+OPERATORS = {op.name: op for op in (ENTRY, EMBED, *LAYER, HEAD, CHOOSE)}
+
+
+def _interval_cuts() -> dict[str, Cut]:
+    """Inside the interval a weight is cut along the state that it multiplies, a bias along the
+    state that it is added to; each split dimension is a shard of state on one side, so all are
+    padded."""
+    along = {EMBED.table: EMBED.owned}
+    for op in (*LAYER, HEAD):
+        along |= {name: op.summed for name in (op.norm, op.weight) if name}
+        along |= {op.bias: op.owned} if op.bias else {}
+    return {name: Cut(dim, SPLIT_DIMS) for name, dim in along.items()}
+
+
+def _tensor_parallel_cuts() -> dict[str, Cut]:
+    """Ordinary tensor parallelism, with the complete residual on every node: a weight is cut along
+    its other side, a norm not at all."""
+    residual = ENTRY.owned
+    along = {}
+    for op in LAYER:
+        sides = (d for d in PARAMS[op.weight].dims if d != residual) if op.weight else ()
+        along |= {op.weight: split_dim(sides)} if op.weight else {}
+        along |= {op.norm: None} if op.norm else {}
+        along |= {op.bias: op.owned} if op.bias else {}
+    along[HEAD.norm] = None
+    return {name: Cut(dim, (dim,)) for name, dim in along.items()}
+
+
+# By the parameter's name. The tables of the embedding and the head are cut by columns in either
+# layout, so that a tied one exists once.
+INTERVAL_CUTS, TENSOR_PARALLEL_CUTS = _interval_cuts(), _tensor_parallel_cuts()
+
+
+# What operators hand over
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
     """One transfer that the plan allows, as every node takes part in it.
 
     Attributes:
-      kind: its HLO opcode.
+      kind: its kind of collective.
       operand: padded shape that each node puts in.
-      axis: the operand's axis that is dealt out over the nodes; None for a sum that all receive.
-      weight: path of the parameter that a scatter's operand was contracted with, or None.
-      contracted: the split dimension over which that contraction summed, or None.
       nodes: N.
-      exchange: what is found by it, if it belongs to the choice of the next token.
+      axis: the operand's axis that is dealt out over the nodes; None where all receive the same.
     """
 
-    kind: str
+    kind: ClassVar[type[collectives.Kind]]
     operand: tuple[int, ...]
-    axis: int | None
-    weight: str | None
-    contracted: str | None
     nodes: int
-    exchange: Exchange | None = None
+    axis: ClassVar[int | None] = None
 
     @property
     def result(self) -> tuple[int, ...]:
         """Padded shape that each node receives."""
-        if self.kind == ALL_GATHER:
-            return (self.nodes, *self.operand)
-        return tuple(n // self.nodes if i == self.axis else n for i, n in enumerate(self.operand))
+        return self.kind.result(self.operand, self.axis, self.nodes)
 
     @property
     def sent(self) -> float:
-        """Elements that a node must send to the others at least; see `share`."""
-        return share(self.kind, math.prod(self.operand), self.nodes)
+        """Elements that a node must send to the others at least."""
+        return self.kind.sent(math.prod(self.operand), self.nodes)
 
+    def name(self, scope: str) -> str:
+        """How records and reports call it; `scope` is the operator's."""
+        raise NotImplementedError
 
-def share(kind: str, size: int, nodes: int) -> float:
-    """Elements that a node must send to the others at least, and receive from them: a ring's share.
-
-    Args:
-      kind: of the collective.
-      size: elements of its operand on each node.
-      nodes: N.
-    """
-    return size * (nodes - 1) / nodes * {REDUCE_SCATTER: 1, ALL_REDUCE: 2, ALL_GATHER: nodes}[kind]
+    def describe(self) -> dict:
+        """The transfer as plain data, for the evidence."""
+        facts = dict.fromkeys(("axis", "weight", "contracted", "exchange"))
+        return {"kind": self.kind.opcode, **facts, **dataclasses.asdict(self)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Boundary:
-    """A point between two operators of the interval, where ownership is recorded.
+class Scatter(Transfer):
+    """Each node receives its own run of a sum.
 
     Attributes:
-      scope: the operator before it, as the program's named scope: "layer_0/qkv".
-      collectives: what that operator transfers, in order.
-      state: the state tensors (`ownership.STATE`) that the nodes own behind it.
+      weight: path of the parameter that the operand was contracted with.
+      contracted: the split dimension over which that contraction summed.
     """
 
-    scope: str
-    collectives: tuple[Collective, ...]
-    state: tuple[str, ...]
+    kind = collectives.ReduceScatter
+    axis: int = dataclasses.field()
+    weight: str
+    contracted: str
+
+    def name(self, scope):
+        return self.weight
 
 
-def boundaries(model: Model, batch: int, tokens: int) -> list[Boundary]:
-    """The boundaries of the interval in order, from its entry to the operator that ends it.
+@dataclasses.dataclass(frozen=True)
+class Statistic(Transfer):
+    """The sum of squares of a norm's input, which every node receives."""
+
+    kind = collectives.AllReduce
+
+    def name(self, scope):
+        return f"{scope} statistic"
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice(Transfer):
+    """What one exchange of the choice of the next token finds; every node receives it."""
+
+    kind = collectives.AllReduce
+    exchange: Exchange
+
+    def name(self, scope):
+        return self.exchange.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Gather(Transfer):
+    """Every node receives all shards: after the interval, and outside the claim."""
+
+    kind = collectives.AllGather
+
+    def name(self, scope):
+        return "compatibility all-gather"
+
+
+def transfers(op: Operator, layer: int | None, plan: Plan, exchanges, sizes) -> tuple:
+    """What one operator hands over, in order.
 
     Args:
-      model: only its plan, interval and sampling are read.
-      batch, tokens: B rows and T new tokens: one decodes, more are a prefill.
+      op: the operator.
+      layer: which it belongs to, if it does.
+      plan: who owns what.
+      exchanges: of the choice of the next token (`Sampling.exchanges`).
+      sizes: B and T by their letters.
     """
-    plan, interval, cfg, B, T = model.plan, model.interval, model.plan.cfg, batch, tokens
-    D, K, F, V = (plan.split(d).padded for d in ("D", "K", "F", "V"))
-
-    def statistic():
-        return Collective(ALL_REDUCE, (B, T, 1), None, None, None, plan.nodes)
-
-    def exchange(e):
-        operand = (B,) if e.width == 1 else (B, e.width)
-        return Collective(ALL_REDUCE, operand, None, None, None, plan.nodes, e)
-
-    def scatter(operand, axis, weight, contracted):
-        return Collective(REDUCE_SCATTER, operand, axis, weight, contracted, plan.nodes)
-
-    def qkv(i):
-        collectives = (statistic(), scatter((B, T, K, cfg.C, cfg.H), 2, f"layers.{i}.qkv", "D"))
-        return Boundary(f"layer_{i}/qkv", collectives, ("q", "k", "v"))
-
-    rows = [Boundary("embed" if model.whole else "entry", (), ("residual",))]
-    for i in interval.layers:
-        out = scatter((B, T, D), 2, f"layers.{i}.out", "K")
-        gate_up = scatter((B, T, 2, F), 3, f"layers.{i}.gate_up", "D")
-        down = scatter((B, T, D), 2, f"layers.{i}.down", "F")
-        rows += [
-            qkv(i),
-            Boundary(f"layer_{i}/attention", (), ("attention", "cache_k", "cache_v")),
-            Boundary(f"layer_{i}/out", (out,), ("residual",)),
-            Boundary(f"layer_{i}/gate_up", (statistic(), gate_up), ("gate", "up", "activation")),
-            Boundary(f"layer_{i}/down", (down,), ("residual",)),
-        ]
-    if not model.whole:
-        return [*rows, qkv(interval.successor)]
-    if tokens > 1:  # prefill ends with the last layer
-        return rows
-    head = scatter((B, V), 1, "embed" if cfg.tied else "head", "D")
-    choice = tuple(map(exchange, model.sampling.exchanges))
-    return [
-        *rows,
-        Boundary("head", (statistic(), head), ("logits",)),
-        Boundary("choose", choice, ()),
-    ]
-
-
-def sent(model: Model, batch: int, tokens: int) -> float:
-    """The closed formula: elements that a node sends inside the interval in one pass."""
-    return sum(c.sent for b in boundaries(model, batch, tokens) for c in b.collectives)
-
-
-def compatibility_all_gather(plan: Plan, batch: int, tokens: int) -> Collective:
-    """The transfer behind the interval, outside the claim: residual, q, k and v in one buffer."""
-    cfg = plan.cfg
-    width = plan.split("D").block + plan.split("K").block * cfg.C * cfg.H
-    return Collective(ALL_GATHER, (batch, tokens, width), None, None, None, plan.nodes)
-
-
-def owned(plan: Plan, state: str, node: int) -> str:
-    """What a node owns of a state tensor, in words: "D 0..767"; "K none" for an empty run."""
-    split = plan.state_split(state)
-    run = split.owned(node)
-    if len(run) < 2:
-        return f"{split.dim} {run.start}" if run else f"{split.dim} none"
-    return f"{split.dim} {run.start}..{run.stop - 1}"
-
-
-def table(model: Model, batch: int, tokens: int) -> str:
-    """The interval as text: operator, transfers, and the coordinates of each node behind it.
-
-    Layers after the first look like it and are left out.
-    """
-    plan, nodes = model.plan, range(model.plan.nodes)
-    rows = [("boundary", "collectives", "state", *(f"node {q}" for q in nodes))]
-    middle = [f"layer_{i}/" for i in model.interval.layers[1:]]
-    for b in boundaries(model, batch, tokens):
-        if middle and b.scope == middle[0] + "qkv":
-            last = model.interval.layers[-1]
-            rows.append((f"... to layer_{last}/down", "the same", "", *("" for _ in nodes)))
-        if b.scope.startswith(tuple(middle)):
-            continue
-        counted = collections.Counter(f"{c.kind} {list(c.operand)}" for c in b.collectives)
-        moves = ", ".join(f"{n} x {m}" if n > 1 else m for m, n in counted.items()) or "-"
-        own = (owned(plan, b.state[0], q) if b.state else "the token" for q in nodes)
-        rows.append((b.scope, moves, ", ".join(b.state) or "-", *own))
-    if not model.whole:
-        gather = compatibility_all_gather(plan, batch, tokens)
-        rows.append(
-            ("(outside the claim)", f"{gather.kind} {list(gather.operand)}", "residual, q, k, v",
-             *("complete" for _ in nodes))
-        )  # fmt: skip
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
-    )
+    moved: list[Transfer] = []
+    if op.norm:
+        moved.append(Statistic((sizes["B"], sizes["T"], 1), plan.nodes))
+    if op.weight:
+        operand = tuple(sizes.get(d) or plan.padded(d) for d in op.operand)
+        axis, weight = op.operand.index(op.owned), op.path(plan.cfg, op.weight, layer)
+        moved.append(Scatter(operand, plan.nodes, axis, weight, op.summed))
+    if op is CHOOSE:
+        for e in exchanges:
+            operand = (sizes["B"],) if e.width == 1 else (sizes["B"], e.width)
+            moved.append(Choice(operand, plan.nodes, e))
+    return tuple(moved)

@@ -33,11 +33,11 @@ def rms_norm(x_BTDn, weight_Dn, D: int, eps: float):
 def qkv_proj(x_BTDn, w, D: int, eps: float):
     """x[B,T,D_n] . w[D_n,K,C,H] -> [B,T,K,C,H]{U_n} -> ReduceScatter -> [B,T,K_n,C,H].
 
-    The bias is added after the scatter, once, by the owner of the group.
+    A bias is added after the scatter, once, by the owner of the group.
     """
     normed_BTDn = rms_norm(x_BTDn, w["input_norm"], D, eps)
     qkv_BTKCH_U = functions.project(normed_BTDn, w["qkv"])
-    return scatter(qkv_BTKCH_U, 2) + w["qkv_bias"][None, None]
+    return functions.with_bias(scatter(qkv_BTKCH_U, 2), w)
 
 
 def out_proj(o_BTKnGH, w):
@@ -51,7 +51,7 @@ def gate_up_proj(x_BTDn, w, D: int, eps: float):
     normed_BTDn = rms_norm(x_BTDn, w["post_norm"], D, eps)
     gate_up_BT2F_U = functions.project(normed_BTDn, w["gate_up"])
     gate_up_BT2Fn = scatter(gate_up_BT2F_U, 3)
-    return jax.nn.silu(gate_up_BT2Fn[:, :, 0]) * gate_up_BT2Fn[:, :, 1]
+    return functions.swiglu(gate_up_BT2Fn)
 
 
 def down_proj(act_BTFn, w):
@@ -84,7 +84,7 @@ def layer(x_BTDn, w, cache, pos_B, cfg):
     with jax.named_scope("qkv"):
         qkv_BTKnCH = qkv_proj(x_BTDn, w, cfg.D, cfg.eps)
     with jax.named_scope("attention"):
-        o_BTKnGH, cache = functions.attention(qkv_BTKnCH, cache, pos_B, cfg.rope_theta)
+        o_BTKnGH, cache = functions.attention(qkv_BTKnCH, w, cache, pos_B, cfg)
     with jax.named_scope("out"):
         x_BTDn = x_BTDn + out_proj(o_BTKnGH, w)
     with jax.named_scope("gate_up"):
@@ -96,22 +96,21 @@ def layer(x_BTDn, w, cache, pos_B, cfg):
 def tensor_parallel_qkv(x_BTD, w, eps: float):
     """x[B,T,D] . w[D,K_n,C,H] -> [B,T,K_n,C,H]: no collective, the residual is complete."""
     normed_BTD = functions.rms_norm(x_BTD, w["input_norm"], eps)
-    return functions.project(normed_BTD, w["qkv"]) + w["qkv_bias"][None, None]
+    return functions.with_bias(functions.project(normed_BTD, w["qkv"]), w)
 
 
 def tensor_parallel_rest(x_BTD, qkv_BTKnCH, w, cache, pos_B, cfg):
-    """The layer behind its Q/K/V, on the complete residual: two AllReduces.
+    """The layer after its Q/K/V, on the complete residual: two AllReduces.
 
     o[B,T,K_n,G,H] . w[K_n,G,H,D] -> [B,T,D]{U_n} -> AllReduce -> [B,T,D], and the same for
     act[B,T,F_n] . w[F_n,D].
     """
-    o_BTKnGH, cache = functions.attention(qkv_BTKnCH, cache, pos_B, cfg.rope_theta)
+    o_BTKnGH, cache = functions.attention(qkv_BTKnCH, w, cache, pos_B, cfg)
     out_BTD_U = functions.out_proj(o_BTKnGH, w["out"])
     x_BTD = x_BTD + jax.lax.psum(out_BTD_U, AXIS)
     normed_BTD = functions.rms_norm(x_BTD, w["post_norm"], cfg.eps)
     gate_up_BT2Fn = functions.project(normed_BTD, w["gate_up"])
-    act_BTFn = jax.nn.silu(gate_up_BT2Fn[:, :, 0]) * gate_up_BT2Fn[:, :, 1]
-    down_BTD_U = functions.project(act_BTFn, w["down"])
+    down_BTD_U = functions.project(functions.swiglu(gate_up_BT2Fn), w["down"])
     return x_BTD + jax.lax.psum(down_BTD_U, AXIS), cache
 
 

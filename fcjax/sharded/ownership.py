@@ -10,12 +10,14 @@ cache.
 """
 
 import dataclasses
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 
 from fcjax.mesh import AXIS
 from fcjax.model.config import ModelConfig
-from fcjax.model.params import LAYER_PARAMS, MODEL_PARAMS
+from fcjax.model.params import PARAMS, leaf
 
 # Dimensions of every state tensor. Each has exactly one dimension that is split over the nodes.
 STATE = {
@@ -34,19 +36,17 @@ STATE = {
 }
 SPLIT_DIMS = ("D", "K", "F", "V")
 
-# The dimension over which a weight is cut into node blocks, inside the interval: the coordinates of
-# the state shard that the node multiplies (a bias: of the shard that it is added to).
-INTERVAL_CUT = {
-    "input_norm": "D", "qkv": "D", "qkv_bias": "K", "out": "K",
-    "post_norm": "D", "gate_up": "D", "down": "F",
-    "embed": "D", "norm": "D", "head": "D",
-}  # fmt: skip
-# The same for ordinary tensor parallelism, where every node holds the complete residual. The tables
-# of the embedding and the head are cut by columns either way, so that a tied one exists once.
-TENSOR_PARALLEL_CUT = {
-    "input_norm": None, "qkv": "K", "qkv_bias": "K", "out": "K",
-    "post_norm": None, "gate_up": "F", "down": "F", "norm": None,
-}  # fmt: skip
+
+class Cut(NamedTuple):
+    """How a parameter is cut into node blocks.
+
+    Attributes:
+      dim: the dimension along which it is; None for one that every node holds whole.
+      padded: the dimensions that are padded to whole blocks.
+    """
+
+    dim: str | None
+    padded: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,32 +117,28 @@ class Plan:
 
     def state_split(self, name: str) -> Split:
         """The split dimension of a state tensor."""
-        (dim,) = set(STATE[name]) & set(SPLIT_DIMS)
-        return self.split(dim)
+        return self.split(split_dim(STATE[name]))
 
     def state_spec(self, name: str) -> jax.P:
         """Partition spec of a state tensor."""
-        return _spec(STATE[name], self.state_split(name).dim)
+        return partition_spec(STATE[name], self.state_split(name).dim)
 
     def state_shape(self, name: str, **free: int) -> tuple[int, ...]:
         """Padded shape of a state tensor; `free` gives B and T or S."""
-        return tuple(free[d] if d in free else self._padded(d) for d in STATE[name])
+        return tuple(free[d] if d in free else self.padded(d) for d in STATE[name])
 
-    def weight_spec(self, path: str, cuts: dict[str, str | None]) -> jax.P:
-        """Partition spec of a parameter under `INTERVAL_CUT` or `TENSOR_PARALLEL_CUT`."""
-        return _spec(_weight_dims(path), cuts[_leaf(path)])
+    def weight_spec(self, path: str, cuts: dict[str, Cut]) -> jax.P:
+        """Partition spec of a parameter; `cuts` is one of the tables of `sharded.operators`."""
+        return partition_spec(PARAMS[leaf(path)].dims, cuts[leaf(path)].dim)
 
-    def weight_shape(self, path: str, cuts: dict[str, str | None]) -> tuple[int, ...]:
-        """Padded shape of a parameter.
+    def weight_shape(self, path: str, cuts: dict[str, Cut]) -> tuple[int, ...]:
+        """Padded shape of a parameter; `cuts` as in `weight_spec`."""
+        padded = cuts[leaf(path)].padded
+        dims = PARAMS[leaf(path)].dims
+        return tuple(self.padded(d) if d in padded else self.cfg.size(d) for d in dims)
 
-        Inside the interval every split dimension is padded, as each is a shard of state on one side
-        of the weight; under tensor parallelism only the one along which the weight is cut.
-        """
-        dims, cut = _weight_dims(path), cuts[_leaf(path)]
-        padded = SPLIT_DIMS if cuts is INTERVAL_CUT else (cut,)
-        return tuple(self._padded(d) if d in padded else self.cfg.size(d) for d in dims)
-
-    def _padded(self, dim: str) -> int:
+    def padded(self, dim: str) -> int:
+        """Size of a dimension in the programs: of a split one, with its padding."""
         return self.split(dim).padded if dim in SPLIT_DIMS else self.cfg.size(dim)
 
     def describe(self) -> dict:
@@ -175,13 +171,14 @@ _NAMES = {
 }
 
 
-def _leaf(path: str) -> str:
-    return path.rpartition(".")[2]
+def split_dim(dims: Iterable[str]) -> str | None:
+    """The one dimension among these that is split over the nodes; None if there is none."""
+    found = [d for d in dims if d in SPLIT_DIMS]
+    if len(found) > 1:
+        raise ValueError(f"dimensions: expected at most one split one, got {found}")
+    return found[0] if found else None
 
 
-def _weight_dims(path: str) -> tuple[str, ...]:
-    return (LAYER_PARAMS | MODEL_PARAMS)[_leaf(path)]
-
-
-def _spec(dims: tuple[str, ...], cut: str | None) -> jax.P:
+def partition_spec(dims: tuple[str, ...], cut: str | None) -> jax.P:
+    """The partition spec of an array that is split along one of its dimensions, or along none."""
     return jax.P(*(AXIS if d == cut else None for d in dims))

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from fcjax.decode.loop import Decoder, Programs, Step, decode
+from fcjax.decode.audited import Programs
+from fcjax.decode.decoder import Decoder
+from fcjax.decode.loop import Step, decode
 from fcjax.text.tokenizer import Stream, Text
 
 

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from fcjax import files, hub
-from fcjax.decode.loop import Decoder, Programs
+from fcjax.decode.audited import Programs
+from fcjax.decode.decoder import Decoder
 from fcjax.mesh import make_mesh
 from fcjax.model import checkpoint
 from fcjax.record import environment, recorder, run_folder
@@ -48,14 +49,14 @@ class Recompute:
                 f" {self._source.digest} ({path})"
             )
         self._folder, self._job = folder, job
-        self._model = job.model(make_mesh(job.nodes))
-        self._programs = Programs(self._model, job.batch, job.length, job.chunk)
+        layout = job.layout(make_mesh(job.nodes))
+        self._programs = Programs(layout, job.batch, job.length, job.chunk)
         self._compiled = {}
         for tokens in job.tokens:
             self._programs.prepare(tokens)
             self._compiled[tokens] = recorder.describe_executable(self._programs, tokens)
-        self._params = self._source.load(self._model.params())
-        self._here = environment.describe(self._model)
+        self._params = self._source.load(layout.params())
+        self._here = environment.describe(layout)
         self.chosen: list[tuple[int, int]] = []
         self.replayed = self.exact = 0
 

@@ -75,7 +75,7 @@ class Lines:
         """
         job = self.job
         books = {
-            tokens: Ledger(job.model(), v, job.batch, tokens, job.slots, devices)
+            tokens: Ledger(job.model(), job.dtype, v, (job.batch, tokens, job.slots), devices)
             for tokens, v in verdicts.items()
         }
         rows = {tokens: plain(book.rows(book.as_planned())) for tokens, book in books.items()}

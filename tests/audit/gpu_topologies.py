@@ -12,8 +12,9 @@ import pytest
 from experiments.adversary.programs import QWEN_15, SAMPLED
 from fcjax import audit
 from fcjax.decode import aot
+from fcjax.sharded.contract import interval_contract
+from fcjax.sharded.interval import Interval, ShardedModel
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 
 PYTHON = pathlib.Path(".venv-aot/bin/python")
@@ -23,11 +24,11 @@ PYTHON = pathlib.Path(".venv-aot/bin/python")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_programs_for_gpus_are_clean(topology, dtype):
     _, nodes = aot.parse_topology(topology)
-    model = Model(Plan(QWEN_15, nodes), Interval(0), mesh=None)
+    model = ShardedModel(Plan(QWEN_15, nodes), Interval(0))
     text = aot.compile_interval(
         topology, QWEN_15, Interval(0), batch=4, length=8, dtype=dtype, python=str(PYTHON)
     )
-    found = audit.audit_interval(text, audit.interval_contract(model, 4, 1, 8))
+    found = audit.audit_interval(text, interval_contract(model, 4, 1, 8))
     assert found.ok, str(found)[:3000]
     assert len(found.before) == 8 and len(found.after) == 1
 
@@ -56,12 +57,12 @@ def test_the_whole_model_with_all_its_layers(tokens):
 def whole(topology, layers, batch, tokens, sampling, dtype):
     _, nodes = aot.parse_topology(topology)
     cfg = dataclasses.replace(QWEN_15, L=layers)
-    model = Model(Plan(cfg, nodes), Interval(0, layers), mesh=None, sampling=sampling)
+    model = ShardedModel(Plan(cfg, nodes), Interval(0, layers), sampling)
     text = aot.compile_interval(
         topology, cfg, Interval(0, layers), batch=batch, tokens=tokens, length=64,
         sampling=sampling, dtype=dtype, python=str(PYTHON),
     )  # fmt: skip
-    found = audit.audit_interval(text, audit.interval_contract(model, batch, tokens, 64))
+    found = audit.audit_interval(text, interval_contract(model, batch, tokens, 64))
     assert found.ok, str(found)[:3000]
     head = 2 + len(sampling.exchanges) if tokens == 1 else 0
     assert len(found.before) == 6 * layers + head and not found.after

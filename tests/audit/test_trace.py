@@ -9,6 +9,8 @@ import pytest
 from experiments.adversary.programs import LENGTH, WHOLE, interval_model
 from fcjax import audit
 from fcjax.audit import trace
+from fcjax.sharded import programs
+from fcjax.sharded.contract import interval_contract
 from fcjax.sharded.sampling import Sampling
 
 N, STEPS = 3, 4
@@ -26,18 +28,18 @@ def traced(request, tmp_path_factory):
     """The audited program, the executions of some steps, and how many collectives of each kind."""
     folder = tmp_path_factory.mktemp("trace")
     options, kinds = PROGRAMS[request.param]
-    model = interval_model(N, **options)
-    program = model.inside(1)
-    compiled = model.compile(program, 2, 1, LENGTH)
-    contract = audit.interval_contract(model, 2, 1, LENGTH)
+    layout = interval_model(N, **options)
+    program = programs.interval(layout.model, 1)
+    compiled = programs.compile(program, layout, 2, 1, LENGTH)
+    contract = interval_contract(layout.model, 2, 1, LENGTH)
     assert audit.audit_compiled(compiled, contract).ok
 
     def zeros(tree):
         return jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype, device=t.sharding), tree)
 
-    params = zeros({path: model.param(path) for path in program.params})
-    arguments = [zeros(model.value(name, 2, 1)) for name in program.arguments]
-    caches = zeros([model.cache(2, LENGTH)] * len(program.layers))
+    params = zeros({path: layout.param(path) for path in program.params})
+    arguments = [zeros(layout.value(name, 2, 1)) for name in program.arguments]
+    caches = zeros([layout.cache(2, LENGTH)] * len(program.layers))
     *_, caches = compiled(params, caches, *arguments)
     jax.block_until_ready(caches)
     with jax.profiler.trace(folder):

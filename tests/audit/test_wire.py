@@ -5,7 +5,7 @@ import pytest
 
 from experiments.adversary.programs import SAMPLED, WHOLE, honest, interval_model
 from fcjax import audit
-from fcjax.sharded.operators import boundaries, compatibility_all_gather
+from fcjax.sharded.interval import compatibility_all_gather, sent
 from fcjax.sharded.sampling import Sampling
 
 PROGRAMS = {
@@ -36,8 +36,8 @@ def by_hand(model, batch: int) -> float:
 def test_elements_are_those_of_the_closed_formula(name, nodes):
     options = PROGRAMS[name]
     found = audit.audit_interval(*honest(nodes=nodes, batch=2, **options))
-    model = interval_model(nodes, **options)
-    planned = sum(c.sent for row in boundaries(model, 2, 1) for c in row.collectives)
+    model = interval_model(nodes, **options).model
+    planned = sent(model, 2, 1)
     assert audit.sent_elements(found.before, nodes) == pytest.approx(planned, rel=1e-12)
     assert planned == pytest.approx(by_hand(model, 2), rel=1e-12)
     # All of these are of four bytes.
@@ -49,7 +49,7 @@ def test_elements_are_those_of_the_closed_formula(name, nodes):
 def test_bytes_are_those_of_the_type_on_the_wire():
     """CPU sums bf16 in f32; the ids of the choice are of four bytes either way."""
     found = audit.audit_interval(*honest(**WHOLE, dtype=jnp.bfloat16, nodes=2, batch=2))
-    model = interval_model(2, **WHOLE, dtype=jnp.bfloat16)
+    model = interval_model(2, **WHOLE, dtype=jnp.bfloat16).model
     assert {c.dtype for c in found.before} == {"f32", "s32"}
     assert audit.sent_bytes(found.before, 2) == 4 * by_hand(model, 2)
 

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.adversary.programs import QWEN_15
 from fcjax.decode import aot
-from fcjax.sharded.programs import Interval
+from fcjax.sharded.interval import Interval
 
 
 def test_names():

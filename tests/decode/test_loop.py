@@ -7,11 +7,15 @@ import pytest
 from fcjax import audit
 from fcjax.bench import huggingface
 from fcjax.decode import parity
-from fcjax.decode.loop import Decoder, Programs, chunks, decode
+from fcjax.decode.audited import Programs
+from fcjax.decode.decoder import Decoder
+from fcjax.decode.loop import chunks, decode
 from fcjax.mesh import make_mesh
 from fcjax.model import checkpoint
+from fcjax.sharded import node
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 from fcjax.text.tokenizer import Text
 
@@ -21,9 +25,9 @@ LAYERS = 6  # of the tiny model
 
 def make_decoder(folder, nodes, interval, length, batch=1, chunk=8, sampling=Sampling(), seed=0):  # noqa: B008
     source = checkpoint.open_folder(folder)
-    model = Model(Plan(source.cfg, nodes), interval, make_mesh(nodes), sampling=sampling)
-    programs = Programs(model, batch, length, chunk)
-    return source, Decoder(programs, source.load(model.params()), seed)
+    layout = Layout(ShardedModel(Plan(source.cfg, nodes), interval, sampling), make_mesh(nodes))
+    programs = Programs(layout, batch, length, chunk)
+    return source, Decoder(programs, source.load(layout.params()), seed)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +147,8 @@ def test_every_pass_is_within_the_bound_of_the_reference(interval):
     prompts = [np.arange(100, 119), np.arange(7, 10)]
     for step in decode(decoder, prompts, 6):
         shards = step.output.shards(source.cfg)
-        figures = parity.compare(shards, oracle.step(step.tokens_in, step.pos), step.own)
+        reference = oracle.step(step.tokens_in, step.pos)
+        figures = parity.compare(source.cfg, shards, reference, step.own)
         assert figures.keys() >= {"residual"} and ("logits" in figures) == (step.index >= 0)
         assert max(figures.values()) <= parity.BOUND["float32"], (step.index, figures)
         assert step.output.copies_agree(shards)
@@ -198,10 +203,10 @@ def test_logits_that_are_no_numbers_end_the_run():
 
 def test_no_program_runs_whose_audit_failed(monkeypatch):
     _, decoder = make_decoder(TINY, 2, Interval(0), 4)
-    leaking = Model._run_interval
+    leaking = node.run_interval
 
-    def with_an_extra_gather(self, params, caches, x_BTDn, pos_B):
-        out = leaking(self, params, caches, x_BTDn, pos_B)
+    def with_an_extra_gather(model, params, caches, x_BTDn, pos_B):
+        out = leaking(model, params, caches, x_BTDn, pos_B)
         everything = jax.lax.psum_scatter(
             jax.lax.all_gather(x_BTDn, "node", axis=2, tiled=True),
             "node",
@@ -210,7 +215,7 @@ def test_no_program_runs_whose_audit_failed(monkeypatch):
         )
         return (out[0] + 0 * everything, *out[1:])
 
-    monkeypatch.setattr(Model, "_run_interval", with_an_extra_gather)
+    monkeypatch.setattr(node, "run_interval", with_an_extra_gather)
     assert not decoder.programs.prepare(1).ok
     with pytest.raises(audit.Failed):
         decoder.step(np.array([[1]]), [0])

@@ -1,5 +1,7 @@
 """The parity figure by hand, and the oracle against the reference."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from fcjax.decode import parity
 from fcjax.model import checkpoint, reference
-from fcjax.sharded.programs import Interval
+from fcjax.sharded.interval import Interval
 from tests import models, nodes
 
 
@@ -53,8 +55,11 @@ def test_shapes_must_agree():
         parity.row_error(np.zeros((3, 1)), np.zeros((1, 3)))
 
 
-def values(B=2, T=3, D=5, K=2, G=3, H=4, V=7):
-    rng = np.random.default_rng(0)
+CFG = dataclasses.replace(models.THREE, D=5, K=2, G=3, H=4, V=7)
+
+
+def values(B=2, T=3):
+    rng, (D, K, G, H, V) = np.random.default_rng(0), map(CFG.size, "DKGHV")
     return {
         "residual": rng.standard_normal((B, T, D)),
         "qkv": rng.standard_normal((B, T, K, G + 2, H)),
@@ -65,7 +70,9 @@ def values(B=2, T=3, D=5, K=2, G=3, H=4, V=7):
 def test_compare_names_what_is_wrong():
     """Each of the five figures moves with its own numbers alone."""
     right = values()
-    assert parity.compare(right, right) == dict.fromkeys(("residual", "q", "k", "v", "logits"), 0)
+    assert parity.compare(CFG, right, right) == dict.fromkeys(
+        ("residual", "q", "k", "v", "logits"), 0
+    )
     places = {
         "residual": ("residual", (1, 2, 4)),
         "q": ("qkv", (1, 2, 1, 2, 3)),
@@ -76,7 +83,7 @@ def test_compare_names_what_is_wrong():
     for name, (value, place) in places.items():
         wrong = {n: x.copy() for n, x in right.items()}
         wrong[value][place] += 1
-        figures = parity.compare(wrong, right)
+        figures = parity.compare(CFG, wrong, right)
         assert {n for n, error in figures.items() if error} == {name}
 
 
@@ -85,7 +92,7 @@ def test_compare_has_a_row_for_each_token():
     right = values(B=1, T=10)
     wrong = {n: x.copy() for n, x in right.items()}
     wrong["residual"][0, 7] *= 2
-    assert parity.compare(wrong, right)["residual"] == pytest.approx(1)
+    assert parity.compare(CFG, wrong, right)["residual"] == pytest.approx(1)
 
 
 def test_compare_leaves_out_what_is_nobodys():
@@ -94,9 +101,9 @@ def test_compare_leaves_out_what_is_nobodys():
     wrong["residual"][1, 2] *= 2
     wrong["qkv"][0, 1] *= 2
     own = np.array([[True, False, True], [True, True, False]])
-    assert set(parity.compare(wrong, right, own).values()) == {0}
-    assert parity.compare(wrong, right, ~own)["residual"] == pytest.approx(1)
-    assert parity.compare(wrong, right, ~own)["logits"] == 0
+    assert set(parity.compare(CFG, wrong, right, own).values()) == {0}
+    assert parity.compare(CFG, wrong, right, ~own)["residual"] == pytest.approx(1)
+    assert parity.compare(CFG, wrong, right, ~own)["logits"] == 0
 
 
 @pytest.mark.parametrize("first, depth", [(0, 1), (1, 2), (0, 4)])
@@ -121,8 +128,8 @@ def test_oracle(tmp_path, first, depth):
             right["logits"] = wrong["logits"] = logits[:, -1]
         found = oracle.step(tokens, pos - T)
         assert found.keys() == right.keys()
-        assert max(parity.compare(found, jax.device_get(right)).values()) < 1e-6
+        assert max(parity.compare(cfg, found, jax.device_get(right)).values()) < 1e-6
         # Another layer's values are far off.
-        other = parity.compare(jax.device_get(wrong), jax.device_get(right))
+        other = parity.compare(cfg, jax.device_get(wrong), jax.device_get(right))
         assert other["residual"] > 0.01 and other.get("q", 1) > 0.01
         assert other.get("logits", 0) == 0

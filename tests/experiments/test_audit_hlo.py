@@ -87,10 +87,12 @@ def test_another_model_is_a_violation(files):
 def test_a_folder_that_xla_dumped(tmp_path):
     program = (
         "import jax; jax.config.update('jax_num_cpu_devices', 2)\n"
-        "from fcjax.sharded import ownership, programs; from fcjax.model import config\n"
+        "from fcjax import mesh; from fcjax.model import config\n"
+        "from fcjax.sharded import interval, layout, ownership, programs\n"
         "plan = ownership.Plan(config.ModelConfig.from_hf('weights/tiny'), 2)\n"
-        "m = programs.Model(plan, programs.Interval(1), mesh.make_mesh(2))\n"
-        "for p in (m.before, m.inside(1)): m.compile(p, 2, 1, 9)\n"
+        "m = interval.ShardedModel(plan, interval.Interval(1))\n"
+        "l = layout.Layout(m, mesh.make_mesh(2))\n"
+        "for p in programs.of_pass(m, 1)[:2]: programs.compile(p, l, 2, 1, 9)\n"
     )
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
@@ -103,11 +105,13 @@ def test_a_folder_that_xla_dumped(tmp_path):
 def test_a_dump_of_the_whole_model(tmp_path):
     program = (
         "import jax; jax.config.update('jax_num_cpu_devices', 2)\n"
-        "from fcjax.sharded import ownership, programs, sampling; from fcjax.model import config\n"
+        "from fcjax import mesh; from fcjax.model import config\n"
+        "from fcjax.sharded import interval, layout, ownership, programs, sampling\n"
         "plan = ownership.Plan(config.ModelConfig.from_hf('weights/tiny'), 2)\n"
         "s = sampling.Sampling(0.7, 5)\n"
-        "m = programs.Model(plan, programs.Interval(0, 6), mesh.make_mesh(2), sampling=s)\n"
-        "for T in (1, 3): m.compile(m.inside(T), 2, T, 9)\n"
+        "m = interval.ShardedModel(plan, interval.Interval(0, 6), s)\n"
+        "l = layout.Layout(m, mesh.make_mesh(2))\n"
+        "for T in (1, 3): programs.compile(programs.interval(m, T), l, 2, T, 9)\n"
     )
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}

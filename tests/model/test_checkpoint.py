@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from fcjax import manifest, mesh
+from fcjax import manifest
+from fcjax.mesh import make_mesh
 from fcjax.model import checkpoint
 from fcjax.model.params import param_shapes
+from fcjax.sharded import programs
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from tests import models
 
 THREE = models.THREE
@@ -94,7 +97,7 @@ def folders(tmp_path_factory):
 def test_load_onto_nodes(folders, kind, N):
     """Each node's block of every parameter, padded with zeros, is where the plan puts it."""
     cfg = folders["cfg"]
-    model = Model(Plan(cfg, N), Interval(1), mesh.make_mesh(N), jnp.bfloat16)
+    model = Layout(ShardedModel(Plan(cfg, N), Interval(1)), make_mesh(N), jnp.bfloat16)
     targets = model.params()
     loaded = checkpoint.open_folder(folders[kind]).load(targets)
     equal(loaded, models.random_params(cfg))
@@ -136,13 +139,13 @@ def test_some_parameters_only(folders):
 def test_a_node_reads_its_own_blocks_only(folders, monkeypatch):
     """What is read for the whole model is the model's size, however many nodes there are."""
     source = checkpoint.open_folder(folders["hf"])
-    model = Model(Plan(folders["cfg"], 2), Interval(0), mesh.make_mesh(2), jnp.bfloat16)
+    model = Layout(ShardedModel(Plan(folders["cfg"], 2), Interval(0)), make_mesh(2), jnp.bfloat16)
     read, original = [], source.read
     monkeypatch.setattr(
         source, "read", lambda path, index: read.append((path, index)) or original(path, index)
     )
     source.load(model.params())
-    for path in model.inside(1).params:
+    for path in programs.interval(model.model, 1).params:
         blocks = [index for p, index in read if p == path]
         sizes = [np.prod([s.stop - s.start for s in index]) for index in blocks]
         assert len(blocks) == 2, path
@@ -324,7 +327,7 @@ def test_not_finite(tmp_path, value, N):
     source = checkpoint.open_folder(changed(tmp_path, change))
     targets = whole(THREE, "float32")
     if N:
-        targets = Model(Plan(THREE, N), Interval(0), mesh.make_mesh(N)).params()
+        targets = Layout(ShardedModel(Plan(THREE, N), Interval(0)), make_mesh(N)).params()
     said = refusal(source.load, targets)
     for path in "layers.1.qkv_bias", "layers.2.gate_up":
         assert f"{path}: expected finite numbers, got inf or nan" in said

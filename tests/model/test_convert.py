@@ -8,8 +8,9 @@ import pytest
 
 from fcjax.model import convert
 from fcjax.model.config import QWEN25
-from fcjax.model.params import param_dims, param_shapes
-from fcjax.sharded.ownership import INTERVAL_CUT, TENSOR_PARALLEL_CUT, Plan
+from fcjax.model.params import leaf, param_dims, param_shapes
+from fcjax.sharded.operators import INTERVAL_CUTS, TENSOR_PARALLEL_CUTS
+from fcjax.sharded.ownership import Plan
 from tests import models
 
 EVERY_MODEL = pytest.mark.parametrize("cfg", models.ALL.values(), ids=models.ALL)
@@ -92,15 +93,16 @@ def test_order_of_heads_and_gates():
 
 @EVERY_MODEL
 @pytest.mark.parametrize("nodes", [2, 3, 4])
-@pytest.mark.parametrize("cuts", [INTERVAL_CUT, TENSOR_PARALLEL_CUT], ids=["interval", "tp"])
+@pytest.mark.parametrize("cuts", [INTERVAL_CUTS, TENSOR_PARALLEL_CUTS], ids=["interval", "tp"])
 def test_blocks_are_slices_of_the_whole(cfg, nodes, cuts):
     """Along each axis that a plan cuts, each node's block is that slice, and no more is read."""
     tensors = models.hf_tensors(cfg)
     for path, expected in models.fused_params(cfg, tensors).items():
-        # Tables are laid out by INTERVAL_CUT everywhere.
-        dims, cut = param_dims(cfg)[path], cuts.get(path.rpartition(".")[2])
-        if cut is None:
+        # Tables are laid out by INTERVAL_CUTS everywhere.
+        name = leaf(path)
+        if name not in cuts or cuts[name].dim is None:
             continue
+        dims, cut = param_dims(cfg)[path], cuts[name].dim
         read = 0
 
         def count(name, slices):

@@ -34,7 +34,7 @@ class Pair:
     """The same files as a Flax and as a torch model, both in f32."""
 
     cfg: object
-    flax: reference.Qwen2
+    flax: reference.Transformer
     torch: torch.nn.Module
 
 
@@ -106,7 +106,7 @@ def test_attention(pair):
     ref, _ = layer.self_attn(normed, angles(pair, list(range(T))), causal(T))
     cache = reference.init_cache(cfg, B, LENGTH)[1]
     qkv = pair.flax.layers[1].qkv_proj(x)
-    o, _ = functions.attention(qkv, cache, jnp.zeros(B, jnp.int32), cfg.rope_theta)
+    o, _ = functions.attention(qkv, {}, cache, jnp.zeros(B, jnp.int32), cfg)
     out = functions.out_proj(o, pair.flax.layers[1].out[...])
     assert nodes.error(out, ref.numpy()) < BOUND
 
@@ -339,7 +339,7 @@ def test_fresh_parameters():
     cfg = dataclasses.replace(models.UNTIED, L=1)
 
     def fresh():
-        model = reference.Qwen2(cfg, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+        model = reference.Transformer(cfg, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
         return reference.get_params(model)
 
     for path, x in jax.jit(fresh)().items():

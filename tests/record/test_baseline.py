@@ -8,7 +8,7 @@ import pytest
 from fcjax.model.config import QWEN25
 from fcjax.record import baseline
 from fcjax.record.job import Job
-from fcjax.sharded.programs import Interval
+from fcjax.sharded.interval import Interval
 from fcjax.sharded.sampling import Sampling
 
 L4 = "NVIDIA L4"

@@ -5,14 +5,14 @@ import pytest
 from experiments.adversary.programs import LENGTH, SAMPLED, TINY, WHOLE, honest, interval_model
 from fcjax import audit
 from fcjax.record import certificate
+from fcjax.sharded.interval import Interval, ShardedModel
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificate")
-    model = Model(Plan(TINY, 3), Interval(0, 1), mesh=None)
+    model = ShardedModel(Plan(TINY, 3), Interval(0, 1))
     verdict = audit.audit_interval(*honest(nodes=3, batch=2))
     certificate.write(folder, verdict, model, batch=2, tokens=1, length=LENGTH)
     return folder

@@ -7,13 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fcjax.decode.loop import Decoder, Programs
+from fcjax.decode.audited import Programs
+from fcjax.decode.decoder import Decoder
 from fcjax.mesh import make_mesh
 from fcjax.record import ledger
 from fcjax.record.ledger import Ledger, Shard, coverage, measure
 from fcjax.record.live_arrays import Live
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan, Split
-from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 from tests import models
 from tests.nodes import place
@@ -79,14 +81,16 @@ def programs(request):
     if request.param == "whole":
         interval, sampling = Interval(0, models.GQA.L), Sampling(0.7, 5, 0.9)
     plan, mesh = Plan(models.GQA, N), make_mesh(N)
-    found = Programs(Model(plan, interval, mesh, sampling=sampling), batch=2, length=8, chunk=4)
+    found = Programs(
+        Layout(ShardedModel(plan, interval, sampling), mesh), batch=2, length=8, chunk=4
+    )
     assert found.prepare(1).ok
     return found
 
 
 def test_the_ledger_names_an_instruction_and_a_reader_for_every_transfer(programs):
     model, verdict = programs.model, programs.audits[1]
-    book = Ledger(model, verdict, 2, 1, programs.slots, [0, 1, 2])
+    book = Ledger(model, "float32", verdict, (2, 1, programs.slots), [0, 1, 2])
     rows = book.rows(book.as_planned())
     listed = [r for row in rows for r in row["reductions"]] + (book.public or [])
     # XLA may do two of them with one instruction, which then has no order of its own.
@@ -116,7 +120,7 @@ def test_the_ledger_names_an_instruction_and_a_reader_for_every_transfer(program
 
 
 def test_what_is_not_as_planned_is_a_fault(programs):
-    book = Ledger(programs.model, programs.audits[1], 2, 1, programs.slots, [0, 1, 2])
+    book = Ledger(programs.model, "float32", programs.audits[1], (2, 1, programs.slots), [0, 1, 2])
     (scope, state), shards = next((k, s) for k, s in book.as_planned().items() if s[0].bytes > 0)
     at = f"{scope} {state}: expected"
 
@@ -135,12 +139,12 @@ def test_what_is_not_as_planned_is_a_fault(programs):
 
 
 def test_live_arrays_are_told_apart_and_a_complete_one_is_a_fault(programs):
-    model, cfg = programs.model, programs.model.plan.cfg
+    layout, cfg = programs.layout, programs.model.plan.cfg
     random = models.random_params(cfg)
-    params = {path: place(random[path], t) for path, t in model.params().items()}
+    params = {path: place(random[path], t) for path, t in layout.params().items()}
     decoder = Decoder(programs, params)
     live = Live(decoder)
-    value = model.value("residual", 2, 1)
+    value = layout.value("residual", 2, 1)
     values = {"residual": jnp.zeros(value.shape, value.dtype, device=value.sharding)}
     found = live.look(values)
     assert found["unaccounted"] == []
@@ -151,7 +155,7 @@ def test_live_arrays_are_told_apart_and_a_complete_one_is_a_fault(programs):
     del earlier
     for shape in (
         (2, 1, cfg.D),  # the residual, complete
-        (2, 1, model.plan.split("D").padded),  # with its padding
+        (2, 1, layout.plan.split("D").padded),  # with its padding
         (2, cfg.K, programs.slots, cfg.H),  # a whole cache
         (2, 1, cfg.K, cfg.C, cfg.H),  # q, k and v side by side
         (5, 7),  # whatever it is, it is nothing that is known
@@ -160,7 +164,7 @@ def test_live_arrays_are_told_apart_and_a_complete_one_is_a_fault(programs):
         (fault,) = live.look(values)["unaccounted"]
         assert fault == {"shape": list(shape), "dtype": "float32", "devices": [1]}
         del stray
-    everywhere = jax.NamedSharding(model.mesh, jax.P())
+    everywhere = jax.NamedSharding(layout.mesh, jax.P())
     copies = jax.device_put(np.zeros((2, 1, cfg.D), np.float32), everywhere)
     # Declared as the all-gather's result it is told apart; as a value of the interval it is not.
     assert live.look(values | {"complete_residual": copies})["complete"]["arrays"] == 1

@@ -8,8 +8,8 @@ import pytest
 from fcjax import audit, cold_starts
 from fcjax.decode import parity
 from fcjax.record.start import Start
-from fcjax.sharded import layers
-from fcjax.sharded.programs import Interval
+from fcjax.sharded import ops
+from fcjax.sharded.interval import Interval
 from fcjax.verify.run import Verification
 from tests import models, runs
 
@@ -79,7 +79,7 @@ def test_a_failed_audit_leaves_its_certificate_and_no_step(model, tmp_path, monk
         start = jax.lax.axis_index("node") * block
         return jax.lax.dynamic_slice_in_dim(y, start, block, axis)
 
-    monkeypatch.setattr(layers.ops, "scatter", all_reduce)
+    monkeypatch.setattr(ops, "scatter", all_reduce)
     job = runs.job(model, ((3,),), 1)
     folder = cold_starts.create(tmp_path / "run", job)
     with pytest.raises(audit.Failed, match="all-reduce-of-state"):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from fcjax import report
-from fcjax.sharded.programs import Interval
+from fcjax.sharded.interval import Interval
 from tests import runs
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -12,7 +12,7 @@ import pytest
 from fcjax import files, report
 from fcjax.record import run_folder
 from fcjax.report.markup import VOID
-from fcjax.sharded.programs import Interval
+from fcjax.sharded.interval import Interval
 from tests import runs
 from tests.models import edit_json
 

@@ -9,7 +9,8 @@ from fcjax.mesh import AXIS
 from fcjax.model import functions
 from fcjax.model.params import LAYER_PARAMS
 from fcjax.sharded import ops
-from fcjax.sharded.ownership import INTERVAL_CUT, TENSOR_PARALLEL_CUT, Plan
+from fcjax.sharded.operators import INTERVAL_CUTS, TENSOR_PARALLEL_CUTS
+from fcjax.sharded.ownership import Plan
 from tests import models, nodes
 
 CFG = models.THREE
@@ -35,18 +36,18 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def weights(plan, params, names, cuts=INTERVAL_CUT):
+def weights(plan, params, names, cuts=INTERVAL_CUTS):
     """Padded weights and the axis along which each is cut, for `nodes.on_nodes`."""
     pairs = []
     for name in names:
-        dims, cut = LAYER_PARAMS[name], cuts[name]
-        padded = dims if cuts is INTERVAL_CUT else [d if d == cut else "-" for d in dims]
+        dims, cut = LAYER_PARAMS[name].dims, cuts[name].dim
+        padded = dims if cuts is INTERVAL_CUTS else [d if d == cut else "-" for d in dims]
         x = nodes.pad(plan, "".join(padded), params[name])
         pairs.append((x, dims.index(cut) if cut else None))
     return pairs
 
 
-def run(plan, params, op, names, x, dims, cut, results, cuts=INTERVAL_CUT):
+def run(plan, params, op, names, x, dims, cut, results, cuts=INTERVAL_CUTS):
     """``op(x, w)`` on the nodes, w being the named parameters."""
 
     def fn(x, *w):
@@ -184,10 +185,10 @@ def test_down_proj(N, params):
     check(out, act.astype(np.float64) @ params["down"], 2)
 
 
-def run_layer(N, params, x, cache, pos, cuts=INTERVAL_CUT):
+def run_layer(N, params, x, cache, pos, cuts=INTERVAL_CUTS):
     """A layer on the nodes: on shards, or by tensor parallelism on the complete residual."""
     plan, names = Plan(CFG, N), list(LAYER_PARAMS)
-    sharded = cuts is INTERVAL_CUT
+    sharded = cuts is INTERVAL_CUTS
 
     def fn(pos_B, x, k, v, *w):
         w = dict(zip(names, w, strict=True))
@@ -240,7 +241,7 @@ def test_layer(N, B, T, pos, params, layer):
 @pytest.mark.parametrize("B, T, pos", [(1, 1, 0), (3, 5, 7)])
 def test_tensor_parallel_layer(N, B, T, pos, params, layer):
     x, cache = normal(B, T, CFG.D), filled_cache(B, pos)
-    out, k, v = run_layer(N, params, x, cache, pos, TENSOR_PARALLEL_CUT)
+    out, k, v = run_layer(N, params, x, cache, pos, TENSOR_PARALLEL_CUTS)
     ref, (ref_k, ref_v) = reference_layer(layer, x, cache, pos)
     assert nodes.error(out, ref) < BOUND
     written = slice(pos, pos + T)
@@ -256,7 +257,7 @@ def test_residual_is_added_once(N, params):
     out, *_ = run_layer(N, zero, x, filled_cache(1, 0), 0)
     np.testing.assert_array_equal(out[:, :, : CFG.D], x)
     np.testing.assert_array_equal(out[:, :, CFG.D :], 0)
-    out, *_ = run_layer(N, zero, x, filled_cache(1, 0), 0, TENSOR_PARALLEL_CUT)
+    out, *_ = run_layer(N, zero, x, filled_cache(1, 0), 0, TENSOR_PARALLEL_CUTS)
     np.testing.assert_array_equal(out, x)
 
 

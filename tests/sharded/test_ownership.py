@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 
 from fcjax.mesh import AXIS, make_mesh
 from fcjax.model.config import QWEN25
-from fcjax.model.params import LAYER_PARAMS, param_dims, param_shapes
-from fcjax.sharded.ownership import (
-    INTERVAL_CUT,
-    SPLIT_DIMS,
-    STATE,
-    TENSOR_PARALLEL_CUT,
-    Plan,
-    Split,
-)
+from fcjax.model.params import LAYER_PARAMS, leaf, param_dims, param_shapes
+from fcjax.sharded.operators import INTERVAL_CUTS, TENSOR_PARALLEL_CUTS
+from fcjax.sharded.ownership import SPLIT_DIMS, STATE, Plan, Split
 from tests import models
 
 FIELDS = {
@@ -161,19 +155,19 @@ def test_heads_are_never_cut():
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 7])
-@pytest.mark.parametrize("cuts", [INTERVAL_CUT, TENSOR_PARALLEL_CUT], ids=["interval", "tp"])
+@pytest.mark.parametrize("cuts", [INTERVAL_CUTS, TENSOR_PARALLEL_CUTS], ids=["interval", "tp"])
 def test_weight_layouts(nodes, cuts):
     cfg = models.UNTIED
     plan = Plan(cfg, nodes)
     for path, dims in param_dims(cfg).items():
-        if path in ("embed", "head") and cuts is TENSOR_PARALLEL_CUT:
-            continue  # tables are laid out by INTERVAL_CUT everywhere
-        cut = cuts[path.rpartition(".")[2]]
+        if path in ("embed", "head") and cuts is TENSOR_PARALLEL_CUTS:
+            continue  # tables are laid out by INTERVAL_CUTS everywhere
+        cut = cuts[leaf(path)].dim
         shape, spec = plan.weight_shape(path, cuts), plan.weight_spec(path, cuts)
         true = param_shapes(cfg)[path]
         assert list(spec) == [AXIS if d == cut else None for d in dims]
         for d, padded, size in zip(dims, shape, true, strict=True):
-            one_side_is_state = d == cut or (cuts is INTERVAL_CUT and d in SPLIT_DIMS)
+            one_side_is_state = d == cut or (cuts is INTERVAL_CUTS and d in SPLIT_DIMS)
             assert padded == (plan.split(d).padded if one_side_is_state else size)
 
 
@@ -181,9 +175,13 @@ def test_interval_cuts_follow_the_state_that_is_multiplied():
     """y_q = sum_r W[q, r] x_r: node r's block of W has the rows of its own shard of x."""
     contracted = {"qkv": "D", "out": "K", "gate_up": "D", "down": "F"}
     for name, dim in contracted.items():
-        assert INTERVAL_CUT[name] == dim and LAYER_PARAMS[name][0] == dim
+        assert INTERVAL_CUTS[name].dim == dim and LAYER_PARAMS[name].dims[0] == dim
     # A bias and a gain belong to the owner of the coordinates that they are added to or multiply.
-    assert (INTERVAL_CUT["qkv_bias"], INTERVAL_CUT["input_norm"]) == ("K", "D")
+    assert (INTERVAL_CUTS["qkv_bias"].dim, INTERVAL_CUTS["input_norm"].dim) == ("K", "D")
+    # Under tensor parallelism it is the other side, and every node has the whole norm.
+    beside = {"input_norm": None, "qkv": "K", "qkv_bias": "K", "out": "K", "post_norm": None}
+    beside |= {"gate_up": "F", "down": "F", "norm": None}
+    assert {name: cut.dim for name, cut in TENSOR_PARALLEL_CUTS.items()} == beside
 
 
 def test_published_sizes_over_two_nodes():
@@ -192,8 +190,8 @@ def test_published_sizes_over_two_nodes():
     assert plan.state_shape("residual", B=1, T=1) == (1, 1, 1536)
     assert [plan.split("D").owned(q) for q in range(2)] == [range(768), range(768, 1536)]
     assert plan.state_shape("cache_k", B=1, S=64) == (1, 2, 64, 128)
-    assert plan.weight_shape("layers.0.qkv", INTERVAL_CUT) == (1536, 2, 8, 128)
-    assert plan.weight_shape("layers.0.gate_up", INTERVAL_CUT) == (1536, 2, 8960)
+    assert plan.weight_shape("layers.0.qkv", INTERVAL_CUTS) == (1536, 2, 8, 128)
+    assert plan.weight_shape("layers.0.gate_up", INTERVAL_CUTS) == (1536, 2, 8960)
 
 
 def test_description_is_plain_data_with_every_owner():

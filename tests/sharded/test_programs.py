@@ -10,8 +10,10 @@ import pytest
 from fcjax.mesh import make_mesh
 from fcjax.model import reference
 from fcjax.model.params import param_dims, param_shapes
+from fcjax.sharded import programs
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from tests import models, nodes
 
 BOUND = 5e-6  # a few layers of f32 rounding; the project's bound is 1e-5
@@ -100,7 +102,7 @@ def test_each_node_holds_its_shard_and_no_more(run):
             assert value.shape[axis] == split.padded
             for q, shard in enumerate(value.addressable_shards):
                 owned = split.owned(q)
-                assert shard.device == on_nodes.model.mesh.devices[q]
+                assert shard.device == on_nodes.layout.mesh.devices[q]
                 mine = np.moveaxis(np.asarray(shard.data), axis, 0)
                 assert len(mine) == split.block
                 np.testing.assert_array_equal(mine[: len(owned)], whole[owned.start : owned.stop])
@@ -138,7 +140,7 @@ def test_each_layers_cache_is_on_its_owner(run):
         for value, theirs in zip(cache, ref_cache, strict=True):
             for q, shard in enumerate(value.addressable_shards):
                 owned = split.owned(q)
-                assert shard.device == on_nodes.model.mesh.devices[q]
+                assert shard.device == on_nodes.layout.mesh.devices[q]
                 assert shard.data.shape[1] == split.block
                 mine = np.asarray(shard.data)
                 if owned:
@@ -158,7 +160,7 @@ def small():
 
 def token(on_nodes, value=3):
     tokens = np.full((1, 1), value, np.int32)
-    return {"tokens": jax.device_put(tokens, on_nodes.model.value("tokens", 1, 1).sharding)}
+    return {"tokens": jax.device_put(tokens, on_nodes.layout.value("tokens", 1, 1).sharding)}
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +191,8 @@ def test_the_successor_uses_its_q_k_v(small):
     assert nodes.error(*(true(models.THREE, "logits", x) for x in (wrong, right))) > 1e-3
     # It has no weights to compute them a second time.
     end = small.model.interval.successor
-    assert not set(small.model.after(1).params) & {f"layers.{end}.qkv", f"layers.{end}.qkv_bias"}
+    own = {f"layers.{end}.qkv", f"layers.{end}.qkv_bias"}
+    assert not own & set(programs.after(small.model, 1).params)
 
 
 def test_the_interval_reads_the_real_weights_of_the_successor(small):
@@ -215,27 +218,20 @@ def test_another_layout_is_refused(small):
 
 
 def test_another_layout_is_refused_when_traced(small):
-    model = small.model
-    program = model.inside(1)
-    params = {path: model.param(path) for path in program.params}
-    caches = [model.cache(1, LENGTH)] * len(program.layers)
-    spec = lambda tree: jax.tree.map(lambda leaf: leaf.sharding.spec, tree)  # noqa: E731
-    value, pos = model.value("residual", 1, 1), model.value("pos", 1, 1)
-    results = [model.value(name, 1, 1) for name in program.results]
-    fn = jax.jit(
-        jax.shard_map(
-            program.fn,
-            mesh=model.mesh,
-            in_specs=spec((params, caches, value, pos)),
-            out_specs=spec((*results, caches)),
-        )
-    )
+    program, layout = programs.interval(small.model, 1), small.layout
+    fn, (params, caches, value, pos) = programs.mapped(program, layout, 1, 1, LENGTH)
+    fn = jax.jit(fn)
     fn.lower(params, caches, value, pos)  # the right layout is taken
     complete = jax.ShapeDtypeStruct(
-        value.shape, value.dtype, sharding=jax.NamedSharding(model.mesh, jax.P())
+        value.shape, value.dtype, sharding=jax.NamedSharding(layout.mesh, jax.P())
     )
     with pytest.raises(ValueError, match="in_specs"):
         fn.lower(params, caches, complete, pos)
+
+
+def test_an_unknown_value_is_an_error(small):
+    with pytest.raises(ValueError, match="value: expected one of tokens, .*, got 'resdual'"):
+        small.layout.value("resdual", 1, 1)
 
 
 @pytest.mark.parametrize("which, depth", [("small", 1), ("whole", models.THREE.L)])
@@ -258,10 +254,10 @@ def test_abstract_values_are_what_the_programs_give(which, tokens, request):
     at = on_nodes.pos
     values = on_nodes.step(np.full((1, tokens), 5))
     on_nodes.pos = at
-    named = {n for program in on_nodes.model.programs(tokens) for n in program.results}
+    named = {n for program in programs.of_pass(on_nodes.model, tokens) for n in program.results}
     assert values.keys() == named | {"tokens"}
     for name, value in values.items():
-        abstract = on_nodes.model.value(name, 1, tokens)
+        abstract = on_nodes.layout.value(name, 1, tokens)
         assert (value.shape, value.dtype) == (abstract.shape, abstract.dtype), name
         assert value.sharding.is_equivalent_to(abstract.sharding, value.ndim), name
 
@@ -270,11 +266,11 @@ def test_abstract_values_are_what_the_programs_give(which, tokens, request):
 def test_bf16_model(depth):
     """bf16 runs too; no further from the f32 reference than its rounding explains."""
     cfg, params = models.THREE, models.random_params(models.THREE)
-    model = Model(Plan(cfg, 2), Interval(0, depth), make_mesh(2), jnp.bfloat16)
+    layout = Layout(ShardedModel(Plan(cfg, 2), Interval(0, depth)), make_mesh(2), jnp.bfloat16)
     on_nodes = nodes.Nodes(cfg, 2, 0, depth, params, 1, LENGTH)
-    on_nodes.model = model
-    on_nodes.params = {p: nodes.place(params[p], t) for p, t in model.params().items()}
-    on_nodes.caches = model.init_cache(1, LENGTH)
+    on_nodes.layout = layout
+    on_nodes.params = {p: nodes.place(params[p], t) for p, t in layout.params().items()}
+    on_nodes.caches = layout.init_cache(1, LENGTH)
     rounded = {p: np.asarray(x.astype(jnp.bfloat16), np.float32) for p, x in params.items()}
     ref, cache = nodes.reference_model(cfg, rounded), reference.init_cache(cfg, 1, LENGTH)
     for pos, tokens in (0, [[3, 1, 4, 1]]), (4, [[5]]):
@@ -296,7 +292,7 @@ def test_interval_layers(first, depth):
 @pytest.mark.parametrize("first, depth", [(-1, 1), (3, 1), (2, 2), (1, 4), (0, 5), (0, 0), (1, -1)])
 def test_interval_outside_the_model_is_refused(first, depth):
     with pytest.raises(ValueError) as e:
-        Model(Plan(models.UNTIED, 2), Interval(first, depth), make_mesh(2))
+        ShardedModel(Plan(models.UNTIED, 2), Interval(first, depth))
     field, value = ("layer", first) if 1 <= depth <= 4 else ("depth", depth)
     message = str(e.value)
     assert message.startswith(f"{field}: expected ") and message.endswith(f", got {value}")
@@ -307,8 +303,8 @@ def test_interval_outside_the_model_is_refused(first, depth):
 @pytest.mark.parametrize("depth", [1, 4])
 def test_every_parameter_is_read_by_a_program(depth):
     for cfg in (dataclasses.replace(models.THREE, L=4), models.UNTIED):
-        model = Model(Plan(cfg, 2), Interval(0, depth), make_mesh(2))
-        read = [path for program in model.programs(1) for path in program.params]
+        model = ShardedModel(Plan(cfg, 2), Interval(0, depth))
+        read = [path for program in programs.of_pass(model, 1) for path in program.params]
         assert set(read) == set(param_dims(cfg))
         twice = {path for path in read if read.count(path) > 1}
         # A tied table is read by the programs of both ends.
@@ -318,10 +314,10 @@ def test_every_parameter_is_read_by_a_program(depth):
 @pytest.mark.parametrize("depth", [1, models.THREE.L])
 def test_a_node_holds_its_share_of_every_matrix(depth):
     cfg = dataclasses.replace(models.THREE, K=2, D=48, F=60, V=68)
-    model = Model(Plan(cfg, 2), Interval(0, depth), make_mesh(2))
-    for path, target in model.params().items():
+    model = ShardedModel(Plan(cfg, 2), Interval(0, depth))
+    for path, target in Layout(model, make_mesh(2)).params().items():
         shard = target.sharding.shard_shape(target.shape)
-        if len(target.shape) > 1 or path in model.inside(1).params:
+        if len(target.shape) > 1 or path in programs.interval(model, 1).params:
             assert np.prod(shard) * 2 == np.prod(param_shapes(cfg)[path]), path
         else:
             assert shard == target.shape, path  # norms of unmodified layers, on every node

@@ -7,11 +7,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from fcjax.decode.loop import Decoder, Programs, chunks, decode
+from fcjax.decode.audited import Programs
+from fcjax.decode.decoder import Decoder
+from fcjax.decode.loop import chunks, decode
 from fcjax.mesh import make_mesh
 from fcjax.model import checkpoint
+from fcjax.sharded.interval import Interval, ShardedModel
+from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
-from fcjax.sharded.programs import Interval, Model
 from fcjax.sharded.sampling import Sampling
 from fcjax.text import chat, generate
 from fcjax.text.generate import Generator, InOrder, Piece
@@ -34,8 +37,8 @@ def compiled(folder, nodes, batch, length, rule, interval):
     """Programs and parameters; decoders share them."""
     source = checkpoint.open_folder(folder)
     interval = interval or Interval(0, source.cfg.L)
-    model = Model(Plan(source.cfg, nodes), interval, make_mesh(nodes), sampling=rule)
-    return Programs(model, batch, length), source.load(model.params())
+    layout = Layout(ShardedModel(Plan(source.cfg, nodes), interval, rule), make_mesh(nodes))
+    return Programs(layout, batch, length), source.load(layout.params())
 
 
 def make_generator(folder, nodes, batch=1, length=200, *, rule=GREEDY, interval=None, seed=0):

@@ -7,7 +7,7 @@ import pytest
 
 from fcjax import files
 from fcjax.record import certificate
-from fcjax.sharded.programs import Interval
+from fcjax.sharded.interval import Interval
 from fcjax.sharded.sampling import Sampling
 from fcjax.verify.recompute import Recompute
 from fcjax.verify.run import Verification
