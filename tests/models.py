@@ -20,13 +20,15 @@ MHA = ModelConfig(L=3, D=40, K=5, G=1, H=8, F=58, V=67, tied=False, **_COMMON)
 GQA = ModelConfig(L=3, D=84, K=2, G=7, H=6, F=58, V=67, tied=True, **_COMMON)  # 14 q, 2 kv heads
 THREE = ModelConfig(L=3, D=46, K=3, G=2, H=10, F=58, V=67, tied=True, **_COMMON)  # head_dim given
 UNTIED = ModelConfig(L=4, D=46, K=3, G=2, H=10, F=58, V=67, tied=False, **_COMMON)
-ALL = {"mha": MHA, "gqa": GQA, "three": THREE, "untied": UNTIED}
+# Llama's: q, k and v have no biases.
+LLAMA = ModelConfig(L=3, D=60, K=3, G=2, H=10, F=58, V=67, tied=True, qkv_bias=False, **_COMMON)
+ALL = {"llama": LLAMA, "mha": MHA, "gqa": GQA, "three": THREE, "untied": UNTIED}
 
 TYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 def hf_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes as `Qwen2ForCausalLM.state_dict()` has them."""
+    """Names and shapes as the `state_dict()` of the Hugging Face model has them."""
     q, kv = cfg.K * cfg.G * cfg.H, cfg.K * cfg.H
     shapes = {"model.embed_tokens.weight": (cfg.V, cfg.D), "model.norm.weight": (cfg.D,)}
     if not cfg.tied:
@@ -46,6 +48,8 @@ def hf_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
             "mlp.up_proj.weight": (cfg.F, cfg.D),
             "mlp.down_proj.weight": (cfg.D, cfg.F),
         }
+        if not cfg.qkv_bias:
+            layer = {name: shape for name, shape in layer.items() if not name.endswith("bias")}
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     return shapes
 
@@ -87,7 +91,7 @@ def fused_params(cfg: ModelConfig, tensors: dict[str, np.ndarray]) -> dict[str, 
         layer = {
             "input_norm": hf["input_layernorm.weight"],
             "qkv": groups(i, "weight"),
-            "qkv_bias": groups(i, "bias"),
+            **({"qkv_bias": groups(i, "bias")} if cfg.qkv_bias else {}),
             "out": hf["self_attn.o_proj.weight"].T.reshape(K, G, H, D),
             "post_norm": hf["post_attention_layernorm.weight"],
             "gate_up": np.stack([hf["mlp.gate_proj.weight"].T, hf["mlp.up_proj.weight"].T], axis=1),
@@ -103,7 +107,9 @@ def random_params(cfg: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def hf_config(cfg: ModelConfig) -> dict:
-    """A config.json as Qwen publishes it (transformers 4 form)."""
+    """A config.json as its authors publish it (transformers 4 form)."""
+    if not cfg.qkv_bias:
+        return _llama_config(cfg)
     head_dim = {} if cfg.K * cfg.G * cfg.H == cfg.D else {"head_dim": cfg.H}
     return {
         "architectures": ["Qwen2ForCausalLM"],
@@ -130,6 +136,35 @@ def hf_config(cfg: ModelConfig) -> dict:
         "use_sliding_window": False,
         "vocab_size": cfg.V,
         **head_dim,
+    }
+
+
+def _llama_config(cfg: ModelConfig) -> dict:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "head_dim": cfg.H,
+        "hidden_act": "silu",
+        "hidden_size": cfg.D,
+        "initializer_range": 0.02,
+        "intermediate_size": cfg.F,
+        "max_position_embeddings": cfg.max_len,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": cfg.K * cfg.G,
+        "num_hidden_layers": cfg.L,
+        "num_key_value_heads": cfg.K,
+        "pretraining_tp": 1,
+        "rms_norm_eps": cfg.eps,
+        "rope_scaling": None,
+        "rope_theta": cfg.rope_theta,
+        "tie_word_embeddings": cfg.tied,
+        "torch_dtype": cfg.dtype,
+        "use_cache": True,
+        "vocab_size": cfg.V,
     }
 
 

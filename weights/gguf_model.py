@@ -1,7 +1,4 @@
-"""Sizes and tensors of a GGUF file, as Hugging Face has them.
-
-A llama block is a qwen2 block whose q, k and v have no biases, so both become qwen2 here.
-"""
+"""Sizes and tensors of a GGUF file, as Hugging Face has them."""
 
 from collections.abc import Iterator
 
@@ -9,7 +6,7 @@ import gguf
 import numpy as np
 
 from fcjax.model import convert
-from fcjax.model.config import ModelConfig
+from fcjax.model.config import FAMILIES, ModelConfig
 from weights.gguf_meta import Meta
 
 ARCHITECTURES = {"qwen2": gguf.MODEL_ARCH.QWEN2, "llama": gguf.MODEL_ARCH.LLAMA}
@@ -30,14 +27,11 @@ class GgufModel:
         self.cfg = read_config(self.meta, tied="output.weight" not in self.by_name)
         self.sources = self._match()
 
-    def _match(self) -> dict[str, str | None]:
-        """The GGUF tensor of each Hugging Face tensor; None is a bias that llama does not have."""
+    def _match(self) -> dict[str, str]:
+        """The GGUF tensor of each Hugging Face tensor."""
         names = gguf.get_tensor_name_map(ARCHITECTURES[self.meta.arch], self.cfg.L)
         sources, faults = {}, self.meta.faults
         for name, shape in convert.hf_shapes(self.cfg).items():
-            if self.meta.arch == "llama" and name.endswith(".bias"):
-                sources[name] = None
-                continue
             source = names.get_name(name, _SUFFIXES)
             sources[name] = source
             if source not in self.by_name:
@@ -55,9 +49,6 @@ class GgufModel:
         """(Hugging Face name, float32 array) of every tensor, one dequantized at a time."""
         shapes = convert.hf_shapes(self.cfg)
         for name, source in self.sources.items():
-            if source is None:
-                yield name, np.zeros(shapes[name], np.float32)
-                continue
             tensor = self.by_name[source]
             try:
                 array = gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -115,9 +106,9 @@ def read_config(meta: Meta, tied: bool) -> ModelConfig:
     meta.check()
     # GGUF keeps both as f32; the shortest decimal that is the same f32 is what was meant.
     sizes |= {key: float(str(np.float32(sizes[key]))) for key in ("eps", "rope_theta")}
-    return ModelConfig(
-        K=groups, G=heads // groups, H=head_dim, V=vocab, tied=tied, dtype="float32", **sizes
-    )
+    sizes |= {"K": groups, "G": heads // groups, "H": head_dim, "V": vocab}
+    qkv_bias = FAMILIES[arch].qkv_bias  # the architectures have the names of the families
+    return ModelConfig(**sizes, tied=tied, dtype="float32", qkv_bias=qkv_bias)
 
 
 def half_split_rows(w, head_dim: int) -> np.ndarray:

@@ -28,25 +28,29 @@ class Family:
       architecture: the class that a config.json names.
       qkv_bias: q, k and v have biases.
       only: keys of which one value is implemented, which holds where the key is absent.
+      writes: keys of its own in a config.json that is written.
     """
 
     architecture: str
     qkv_bias: bool
     only: dict
+    writes: dict
 
 
+_NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 FAMILIES = {
     # q, k and v have biases, the output projection has none.
-    "qwen2": Family("Qwen2ForCausalLM", True, {"attention_bias": True, "use_mrope": False}),
+    "qwen2": Family(
+        architecture="Qwen2ForCausalLM",
+        qkv_bias=True,
+        only={"attention_bias": True, "use_mrope": False},
+        writes={"sliding_window": None, "use_sliding_window": False},
+    ),
     "llama": Family(
-        "LlamaForCausalLM",
-        False,
-        {
-            "attention_bias": False,
-            "mlp_bias": False,
-            "pretraining_tp": 1,
-            "rope_interleaved": False,
-        },
+        architecture="LlamaForCausalLM",
+        qkv_bias=False,
+        only=_NO_BIAS | {"pretraining_tp": 1, "rope_interleaved": False},
+        writes=_NO_BIAS,
     ),
 }
 
@@ -142,7 +146,6 @@ class ModelConfig:
             "initializer_range": 0.02,
             "intermediate_size": self.F,
             "max_position_embeddings": self.max_len,
-            "max_window_layers": self.L,
             "model_type": self.model_type,
             "num_attention_heads": self.K * self.G,
             "num_hidden_layers": self.L,
@@ -151,12 +154,11 @@ class ModelConfig:
             **({} if self.H * self.K * self.G == self.D else {"head_dim": self.H}),
             "rms_norm_eps": self.eps,
             "rope_theta": self.rope_theta,
-            "sliding_window": None,
             "tie_word_embeddings": self.tied,
             "torch_dtype": self.dtype,
             "use_cache": True,
-            "use_sliding_window": False,
             "vocab_size": self.V,
+            **FAMILIES[self.model_type].writes,
         }
 
 

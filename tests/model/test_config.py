@@ -118,9 +118,8 @@ REFUSED = {
     "layer_types not a list": (dict(layer_types=3), "layer_types: expected"),
     "unknown key": (dict(qk_norm=True), "unknown keys ['qk_norm']"),
     "quantized": (dict(quantization_config={"bits": 4}), "unknown keys ['quantization_config']"),
-    "llama": (dict(model_type="llama"), "model_type: expected 'qwen2', got 'llama'"),
-    "qwen3": (dict(model_type="qwen3"), "model_type: expected 'qwen2', got 'qwen3'"),
-    "no model type": (dict(model_type=None), "model_type: expected 'qwen2', got nothing"),
+    "gemma": (dict(model_type="gemma"), "model_type: expected one of 'qwen2', 'llama'"),
+    "no model type": (dict(model_type=None), "'llama', got nothing"),
     "gelu": (dict(hidden_act="gelu"), "hidden_act: expected 'silu', got 'gelu'"),
     "no attention bias": (
         dict(attention_bias=False), "attention_bias: expected True, got False"
@@ -179,7 +178,7 @@ def test_refuses_by_name(read, tmp_path, changes, message):
 
 def test_all_faults_in_one_message(read):
     said = refusal(
-        read, model_type="llama", hidden_size="46", vocab_size=None, qk_norm=True,
+        read, model_type="gemma", hidden_size="46", vocab_size=None, qk_norm=True,
         rope_scaling={"type": "yarn"}, use_sliding_window=True,
     )  # fmt: skip
     for key in ("model_type", "hidden_size", "vocab_size", "qk_norm", "rope_scaling",
@@ -200,6 +199,13 @@ def test_refuses_other_content(tmp_path, content, message):
 
 def test_refuses_a_missing_file(tmp_path):
     assert str(tmp_path / "config.json") in refusal(ModelConfig.from_hf, tmp_path)
+
+
+@pytest.mark.parametrize("name", models.ALL)
+def test_a_written_config_reads_as_the_same(tmp_path, name):
+    cfg = models.ALL[name]
+    (tmp_path / "config.json").write_text(json.dumps(cfg.to_hf()))
+    assert ModelConfig.from_hf(tmp_path) == cfg
 
 
 # Parameters as Hugging Face counts them (the `total` of the hub's safetensors metadata).

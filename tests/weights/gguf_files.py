@@ -1,5 +1,6 @@
 """Small GGUF files for the tests, written by gguf's own writer."""
 
+import dataclasses
 import json
 
 import gguf
@@ -21,6 +22,11 @@ CFG = ModelConfig(
 QUANTIZED = gguf.GGMLQuantizationType.Q8_0
 
 
+def of(arch: str, cfg: ModelConfig = CFG) -> ModelConfig:
+    """The sizes, in this architecture."""
+    return dataclasses.replace(cfg, qkv_bias=arch == "qwen2")
+
+
 def llama_order(w, heads: int):
     """What llama.cpp's `LlamaModel.permute` does to q and k when it writes a file."""
     return (
@@ -31,11 +37,9 @@ def llama_order(w, heads: int):
 def tensors(cfg: ModelConfig = CFG, arch: str = "qwen2") -> dict[str, np.ndarray]:
     """Hugging Face tensors whose matrices are exactly representable in Q8_0."""
     found = {}
-    for name, x in models.hf_tensors(cfg).items():
+    for name, x in models.hf_tensors(of(arch, cfg)).items():
         if x.ndim == 2:
             x = gguf.dequantize(gguf.quantize(x, QUANTIZED), QUANTIZED)
-        if arch == "llama" and name.endswith(".bias"):
-            x = np.zeros_like(x)
         found[name] = x
     return found
 
@@ -94,7 +98,7 @@ def write(path, arch="qwen2", cfg: ModelConfig = CFG, *, change=None, extra=(), 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, cfg.L)
     for name, x in tensors(cfg, arch).items():
         target = names.get_name(name, (".weight", ".bias"))
-        if target in drop or (arch == "llama" and name.endswith(".bias")):
+        if target in drop:
             continue
         if arch == "llama" and ("q_proj" in name or "k_proj" in name):
             x = llama_order(x, x.shape[0] // cfg.H)
