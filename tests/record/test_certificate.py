@@ -43,7 +43,7 @@ def test_the_whole_model_with_its_sampling(tmp_path):
     options = WHOLE | {"nodes": 3, "batch": 3, "sampling": SAMPLED}
     verdict = audit.audit_interval(*honest(**options))
     options.pop("batch")
-    model = interval_model(**options)
+    model = interval_model(**options).model
     certificate.write(tmp_path, verdict, model, batch=3, tokens=1, length=LENGTH)
     found = certificate.verify(tmp_path)
     assert found.ok and len(found.before) == len(verdict.before) == 2 * 6 + 2 + 20
@@ -51,7 +51,7 @@ def test_the_whole_model_with_its_sampling(tmp_path):
 
 def test_another_sampling_is_another_contract(tmp_path):
     verdict = audit.audit_interval(*honest(**WHOLE, sampling=SAMPLED))
-    greedy = interval_model(2, **WHOLE)
+    greedy = interval_model(2, **WHOLE).model
     certificate.write(tmp_path, verdict, greedy, batch=1, tokens=1, length=LENGTH)
     with pytest.raises(ValueError, match="verdict: expected"):
         certificate.verify(tmp_path)
