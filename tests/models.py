@@ -22,7 +22,11 @@ THREE = ModelConfig(L=3, D=46, K=3, G=2, H=10, F=58, V=67, tied=True, **_COMMON)
 UNTIED = ModelConfig(L=4, D=46, K=3, G=2, H=10, F=58, V=67, tied=False, **_COMMON)
 # Llama's: q, k and v have no biases.
 LLAMA = ModelConfig(L=3, D=60, K=3, G=2, H=10, F=58, V=67, tied=True, qkv_bias=False, **_COMMON)
-ALL = {"llama": LLAMA, "mha": MHA, "gqa": GQA, "three": THREE, "untied": UNTIED}
+# Qwen3's: heads of q and k are normalised, and their size is not D over their number.
+QWEN3 = ModelConfig(
+    L=3, D=46, K=3, G=2, H=10, F=58, V=67, tied=True, qkv_bias=False, qk_norm=True, **_COMMON
+)  # fmt: skip
+ALL = {"qwen3": QWEN3, "llama": LLAMA, "mha": MHA, "gqa": GQA, "three": THREE, "untied": UNTIED}
 
 TYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -50,6 +54,8 @@ def hf_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
         }
         if not cfg.qkv_bias:
             layer = {name: shape for name, shape in layer.items() if not name.endswith("bias")}
+        if cfg.qk_norm:
+            layer |= {f"self_attn.{n}_norm.weight": (cfg.H,) for n in "qk"}
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     return shapes
 
@@ -91,12 +97,19 @@ def fused_params(cfg: ModelConfig, tensors: dict[str, np.ndarray]) -> dict[str, 
         layer = {
             "input_norm": hf["input_layernorm.weight"],
             "qkv": groups(i, "weight"),
+            **(
+                {f"{n}_norm": hf[f"self_attn.{n}_norm.weight"] for n in "qk"} if cfg.qk_norm else {}
+            ),
             **({"qkv_bias": groups(i, "bias")} if cfg.qkv_bias else {}),
             "out": hf["self_attn.o_proj.weight"].T.reshape(K, G, H, D),
             "post_norm": hf["post_attention_layernorm.weight"],
             "gate_up": np.stack([hf["mlp.gate_proj.weight"].T, hf["mlp.up_proj.weight"].T], axis=1),
             "down": hf["mlp.down_proj.weight"].T,
         }
+        if cfg.qkv_bias:
+            layer["qkv_bias"] = groups(i, "bias")
+        if cfg.qk_norm:
+            layer |= {f"{n}_norm": hf[f"self_attn.{n}_norm.weight"] for n in "qk"}
         params |= {f"layers.{i}.{name}": x for name, x in layer.items()}
     return params
 
@@ -108,6 +121,8 @@ def random_params(cfg: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
 
 def hf_config(cfg: ModelConfig) -> dict:
     """A config.json as its authors publish it (transformers 4 form)."""
+    if cfg.qk_norm:
+        return _qwen3_config(cfg)
     if not cfg.qkv_bias:
         return _llama_config(cfg)
     head_dim = {} if cfg.K * cfg.G * cfg.H == cfg.D else {"head_dim": cfg.H}
@@ -137,6 +152,13 @@ def hf_config(cfg: ModelConfig) -> dict:
         "vocab_size": cfg.V,
         **head_dim,
     }
+
+
+def _qwen3_config(cfg: ModelConfig) -> dict:
+    other = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "sliding_window": None}
+    other |= {"max_window_layers": cfg.L, "use_sliding_window": False}
+    llama = _llama_config(cfg)
+    return {k: x for k, x in llama.items() if k not in ("mlp_bias", "pretraining_tp")} | other
 
 
 def _llama_config(cfg: ModelConfig) -> dict:

@@ -30,10 +30,19 @@ QWEN_05 = dataclasses.replace(TINY, L=24, D=896, K=2, G=7, H=64, F=4864, V=15193
 QWEN_15 = dataclasses.replace(TINY, L=28, D=1536, K=2, G=6, H=128, F=8960, V=151936)
 LENGTH = 11  # cache slots
 SAMPLED = Sampling(temperature=0.7, top_k=20, top_p=0.9)
+QWEN3 = dataclasses.replace(TINY, qkv_bias=False, qk_norm=True)
+LLAMA = dataclasses.replace(TINY, qkv_bias=False)
 WHOLE = {"depth": None}  # of `interval`: every layer, with the embedding and the head
 
 # Options of `interval`.
 HONEST = {
+    "Qwen3, 2 nodes": {"cfg": QWEN3},
+    "Qwen3, 3 nodes, 3 rows": {"cfg": QWEN3, "nodes": 3, "batch": 3},
+    "Qwen3, 5 nodes, 4 tokens": {"cfg": QWEN3, "nodes": 5, "tokens": 4},
+    "whole, Qwen3, 2 nodes": {**WHOLE, "cfg": QWEN3},
+    "whole, Qwen3, 3 nodes": {**WHOLE, "cfg": QWEN3, "nodes": 3},
+    "whole, Qwen3, 5 nodes": {**WHOLE, "cfg": QWEN3, "nodes": 5},
+    "Llama, 3 nodes": {"cfg": LLAMA, "nodes": 3},
     "2 nodes": {},
     "2 nodes, batch 4": {"batch": 4},
     "2 nodes, 5 tokens": {"tokens": 5},

@@ -27,6 +27,7 @@ class Family:
     Attributes:
       architecture: the class that a config.json names.
       qkv_bias: q, k and v have biases.
+      qk_norm: each head of q and k is normalised before RoPE.
       only: keys of which one value is implemented, which holds where the key is absent.
       writes: keys of its own in a config.json that is written.
     """
@@ -35,6 +36,12 @@ class Family:
     qkv_bias: bool
     only: dict
     writes: dict
+    qk_norm: bool = False
+
+    @property
+    def has(self) -> dict[str, bool]:
+        """Which parameters its models have, as fields of `ModelConfig`."""
+        return {"qkv_bias": self.qkv_bias, "qk_norm": self.qk_norm}
 
 
 _NO_BIAS = {"attention_bias": False, "mlp_bias": False}
@@ -51,6 +58,13 @@ FAMILIES = {
         qkv_bias=False,
         only=_NO_BIAS | {"pretraining_tp": 1, "rope_interleaved": False},
         writes=_NO_BIAS,
+    ),
+    "qwen3": Family(
+        architecture="Qwen3ForCausalLM",
+        qkv_bias=False,
+        qk_norm=True,
+        only={"attention_bias": False},
+        writes={"attention_bias": False, "sliding_window": None, "use_sliding_window": False},
     ),
 }
 
@@ -82,6 +96,7 @@ class ModelConfig:
     max_len: int  # positions that the model was made for
     dtype: str = "bfloat16"  # type of the numbers in the weight files, not of the computation
     qkv_bias: bool = True  # q, k and v have biases
+    qk_norm: bool = False  # each head of q and k is normalised before RoPE
 
     @property
     def untied(self) -> bool:
@@ -103,7 +118,8 @@ class ModelConfig:
     @property
     def model_type(self) -> str:
         """Hugging Face's name of the family."""
-        (name,) = (n for n, f in FAMILIES.items() if f.qkv_bias == self.qkv_bias)
+        own = self.qkv_bias, self.qk_norm
+        (name,) = (n for n, f in FAMILIES.items() if (f.qkv_bias, f.qk_norm) == own)
         return name
 
     def size(self, dim: str) -> int:
@@ -278,7 +294,7 @@ class _Reader:
         sizes = {"L": layers, "D": hidden, "K": groups, "G": heads // groups, "H": head_dim}
         sizes |= {"F": inner, "V": vocab, "max_len": max_len}
         numbers = {"eps": eps, "rope_theta": theta, "dtype": dtype}
-        return ModelConfig(**sizes, **numbers, tied=tied, qkv_bias=family.qkv_bias)
+        return ModelConfig(**sizes, **numbers, tied=tied, **family.has)
 
 
 def _qwen25(L, D, heads, K, F, V, tied) -> ModelConfig:

@@ -47,6 +47,8 @@ LAYER_TABLE = {
         HfTensor("self_attn.k_proj.bias", ("KH",), "k"),
         HfTensor("self_attn.v_proj.bias", ("KH",), "v"),
     ),
+    "q_norm": (HfTensor("self_attn.q_norm.weight", ("H",)),),
+    "k_norm": (HfTensor("self_attn.k_norm.weight", ("H",)),),
     "out": (HfTensor("self_attn.o_proj.weight", ("D", "KGH")),),
     "post_norm": (HfTensor("post_attention_layernorm.weight", ("D",)),),
     "gate_up": (

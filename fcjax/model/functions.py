@@ -43,6 +43,11 @@ def rms_norm(x_BTD, weight_D, eps: float):
     return normed_BTD * weight_D[None, None]
 
 
+def head_norm(x_BTKGH, weight_H, eps: float):
+    """`rms_norm` of each head by itself."""
+    return rms_norm(x_BTKGH.reshape(-1, 1, x_BTKGH.shape[-1]), weight_H, eps).reshape(x_BTKGH.shape)
+
+
 def out_proj(o_BTKGH, w_KGHD):
     """o[B, T, K, G, H] . w[K, G, H, D] -> [B, T, D], as `project`, with one run for each group."""
     B, T, K = o_BTKGH.shape[:3]
@@ -120,6 +125,9 @@ def attention(qkv_BTKCH, w, cache, pos_B, cfg: ModelConfig):
       o [B, T, K, G, H], and the cache with the T slots from pos_B[b] on of each row b written.
     """
     q_BTKGH, k_BTK1H, v_BTK1H = (qkv_BTKCH[..., cfg.slots[name], :] for name in "qkv")
+    if cfg.qk_norm:
+        q_BTKGH = head_norm(q_BTKGH, w["q_norm"], cfg.eps)
+        k_BTK1H = head_norm(k_BTK1H, w["k_norm"], cfg.eps)
     q_BTKGH = rope(q_BTKGH, pos_B, cfg.rope_theta)
     k_BTKH = rope(k_BTK1H, pos_B, cfg.rope_theta)[..., 0, :]
     v_BTKH = v_BTK1H[..., 0, :]

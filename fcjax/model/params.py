@@ -25,6 +25,8 @@ LAYER_PARAMS = {
     "input_norm": Param(("D",), "ones"),
     "qkv": Param(("D", "K", "C", "H")),  # per KV group: G query heads, then its key, its value
     "qkv_bias": Param(("K", "C", "H"), "zeros", when="qkv_bias"),
+    "q_norm": Param(("H",), "ones", when="qk_norm"),
+    "k_norm": Param(("H",), "ones", when="qk_norm"),
     "out": Param(("K", "G", "H", "D")),
     "post_norm": Param(("D",), "ones"),
     "gate_up": Param(("D", "2", "F")),

@@ -33,6 +33,7 @@ class Operator:
       weight: what it contracts the state with, summed over the nodes and scattered; "" where no
         sum crosses.
       bias: what the owner adds after the scatter; "" for none.
+      whole: further weights that every node holds whole and reads on its own state.
       adds: whether the result is added to the residual.
     """
 
@@ -45,6 +46,7 @@ class Operator:
     norm: str = ""
     weight: str = ""
     bias: str = ""
+    whole: tuple[str, ...] = ()
     adds: bool = False
 
     @property
@@ -66,7 +68,7 @@ class Operator:
 
     def params(self, cfg: ModelConfig, layer: int | None = None) -> tuple[str, ...]:
         """Paths of the parameters that it reads, of those that the model has."""
-        names = (n for n in (self.table, self.norm, self.weight, self.bias) if n)
+        names = (n for n in (self.table, self.norm, self.weight, self.bias, *self.whole) if n)
         paths = (self.path(cfg, n, layer) for n in names)
         return tuple(p for p in paths if present(cfg, {p: PARAMS[leaf(p)]}))
 
@@ -107,6 +109,7 @@ ATTENTION = Operator(
     title="attention",
     does="RoPE, cache and attention of the KV groups that a node owns. Nothing crosses.",
     reads=("q", "k", "v"),
+    whole=("q_norm", "k_norm"),
     leaves=("attention", "cache_k", "cache_v"),
 )
 OUT = Operator(
@@ -164,6 +167,7 @@ def _interval_cuts() -> dict[str, Cut]:
     for op in (*LAYER, HEAD):
         along |= {name: op.summed for name in (op.norm, op.weight) if name}
         along |= {op.bias: op.owned} if op.bias else {}
+        along |= dict.fromkeys(op.whole)
     return {name: Cut(dim, SPLIT_DIMS) for name, dim in along.items()}
 
 
@@ -177,6 +181,7 @@ def _tensor_parallel_cuts() -> dict[str, Cut]:
         along |= {op.weight: split_dim(sides)} if op.weight else {}
         along |= {op.norm: None} if op.norm else {}
         along |= {op.bias: op.owned} if op.bias else {}
+        along |= dict.fromkeys(op.whole)
     along[HEAD.norm] = None
     return {name: Cut(dim, (dim,)) for name, dim in along.items()}
 

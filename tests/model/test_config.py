@@ -119,7 +119,7 @@ REFUSED = {
     "unknown key": (dict(qk_norm=True), "unknown keys ['qk_norm']"),
     "quantized": (dict(quantization_config={"bits": 4}), "unknown keys ['quantization_config']"),
     "gemma": (dict(model_type="gemma"), "model_type: expected one of 'qwen2', 'llama'"),
-    "no model type": (dict(model_type=None), "'llama', got nothing"),
+    "no model type": (dict(model_type=None), "'qwen3', got nothing"),
     "gelu": (dict(hidden_act="gelu"), "hidden_act: expected 'silu', got 'gelu'"),
     "no attention bias": (
         dict(attention_bias=False), "attention_bias: expected True, got False"

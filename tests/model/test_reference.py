@@ -106,7 +106,9 @@ def test_attention(pair):
     ref, _ = layer.self_attn(normed, angles(pair, list(range(T))), causal(T))
     cache = reference.init_cache(cfg, B, LENGTH)[1]
     qkv = pair.flax.layers[1].qkv_proj(x)
-    o, _ = functions.attention(qkv, {}, cache, jnp.zeros(B, jnp.int32), cfg)
+    o, _ = functions.attention(
+        qkv, pair.flax.layers[1].weights(), cache, jnp.zeros(B, jnp.int32), cfg
+    )
     out = functions.out_proj(o, pair.flax.layers[1].out[...])
     assert nodes.error(out, ref.numpy()) < BOUND
 

@@ -20,7 +20,8 @@ def test_shares_add_up_to_the_model(cfg, N):
     layout = Layout(ShardedModel(Plan(cfg, N), Interval(0, cfg.L)), make_mesh(N))
     found = balance.shares(layout.model, "float32", batch=2, slots=9)
     whole = 4 * sum(map(math.prod, param_shapes(cfg).values()))
-    assert sum(s.weights - s.weight_padding for s in found) == whole  # nothing twice
+    whole += 4 * (N - 1) * 2 * cfg.H * cfg.L * cfg.qk_norm  # gains of q and k heads: on every node
+    assert sum(s.weights - s.weight_padding for s in found) == whole  # nothing else twice
     caches = jax.tree.leaves([layout.cache(2, 9)] * cfg.L)
     assert N * found[0].cache == sum(4 * math.prod(c.shape) for c in caches)
     assert sum(s.cache - s.cache_padding for s in found) == 4 * 2 * cfg.L * 2 * cfg.K * 9 * cfg.H

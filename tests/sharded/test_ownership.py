@@ -180,7 +180,7 @@ def test_interval_cuts_follow_the_state_that_is_multiplied():
     assert (INTERVAL_CUTS["qkv_bias"].dim, INTERVAL_CUTS["input_norm"].dim) == ("K", "D")
     # Under tensor parallelism it is the other side, and every node has the whole norm.
     beside = {"input_norm": None, "qkv": "K", "qkv_bias": "K", "out": "K", "post_norm": None}
-    beside |= {"gate_up": "F", "down": "F", "norm": None}
+    beside |= {"gate_up": "F", "down": "F", "norm": None, "q_norm": None, "k_norm": None}
     assert {name: cut.dim for name, cut in TENSOR_PARALLEL_CUTS.items()} == beside
 
 
