@@ -42,20 +42,20 @@ class Start:
       recorder: behind `load`.
     """
 
-    def __init__(self, run_folder, job: Job, index: int):
+    def __init__(self, run, job: Job, index: int):
         """
         Args:
-          run_folder: holds run.json.
+          run: folder that holds run.json.
           job: its content.
           index: of the start.
 
         Raises:
           ValueError: the start is there already.
         """
-        self.folder = run_folder / f"start_{index}"
+        self.folder = run / f"start_{index}"
         self.job, self.index = job, index
-        self.attempt = next_attempt(run_folder, index)
-        self._first = files.sha256((run_folder / run_folder.RUN).read_bytes())
+        self.attempt = next_attempt(run, index)
+        self._first = files.sha256((run / run_folder.RUN).read_bytes())
         self._seconds: dict[str, float] = {}
         self.verdicts: dict[int, audit.Verdict] = {}
         # A compiled program from elsewhere would be no cold start.
