@@ -224,9 +224,9 @@ class Verification:
     def _audit(self, folder, tokens: int, there: dict, verdicts: dict) -> None:
         """The stored program is audited again, and is the one of the environment and the job."""
         job, name = self.job, f"audit_T{tokens}"
-        files = [folder / name / n for n in (certificate.NAME, certificate.PROGRAM)]
+        paths = [folder / name / n for n in (certificate.NAME, certificate.PROGRAM)]
         where = f"{folder.name}/{name}/{certificate.NAME}"
-        data = tuple(f.read_bytes() for f in files)
+        data = tuple(path.read_bytes() for path in paths)
         if data not in self._known:  # the starts have the same program: audited once
             self._known[data] = certificate.verify(folder / name)
             self.audited += 1
