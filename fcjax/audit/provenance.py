@@ -117,7 +117,7 @@ class _Walker:
         return _tree(i, i.shape, operands)
 
     def collective(self, i: Instruction, operands: list[Tree]) -> Tree:
-        shapes = _result_shapes(i)
+        shapes = traffic.result(i).leaves()
         if i.opcode not in traffic.JUDGED or len(shapes) != len(operands):
             out = [mixed(i, shape, operands) for shape in shapes]  # `traffic` reports it
             out = [v.replace(complete=v.kind is Kind.STATE) for v in out]
@@ -128,18 +128,7 @@ class _Walker:
             ]
             self.crossings += found
             out = [crossing.result for crossing in found]
-        return out[0] if len(out) == 1 and _result(i).dtype != "tuple" else tuple(out)
-
-
-def _result(i: Instruction) -> Shape:
-    """The shape that a collective ends up with: the second part of a start's pair."""
-    if i.opcode in ("all-gather-start", "collective-permute-start"):
-        return i.shape.elements[1]
-    return i.shape
-
-
-def _result_shapes(i: Instruction) -> tuple[Shape, ...]:
-    return _result(i).leaves()
+        return out[0] if len(out) == 1 and traffic.result(i).dtype != "tuple" else tuple(out)
 
 
 def _element(i: Instruction, operand: Tree) -> Tree:

@@ -33,6 +33,13 @@ def _groups(new: str):
     )
 
 
+def _alone(text):
+    """The first reduce-scatter without a channel: it runs over replicas, of which there is one."""
+    for attribute in ("channel_id=1, ", "use_global_device_ids=true, "):
+        text = _one(_SCATTER, lambda m, a=attribute: m[1].replace(a, ""), text)
+    return text
+
+
 def _before_root(lines: str):
     """More instructions at the end of the entry; %X is the residual that comes in."""
 
@@ -68,9 +75,15 @@ FORGED = {
     "two of three nodes": ("wrong-group", _groups("{{0,1},{2}}")),
     "another order of owners": ("wrong-owner", _groups("{{1,0,2}}")),
     "groups of one, as iota": ("missing-collective", _groups("[3,1]<=[3]")),
-    "no channel": (
-        "wrong-group", lambda t: _one(_SCATTER, lambda m: m[1].replace("channel_id=1, ", "")
-                                      .replace("use_global_device_ids=true, ", ""), t),
+    "no channel: each node alone": ("wrong-group", lambda t: _alone(_groups("{{0}}")(t))),
+    "gather of all replicas' partitions": (
+        "extra-gather", _before_root(
+            "  %ag = f32[2,1,39]{2,1,0} all-gather(%X), channel_id=9, replica_groups={{0}},"
+            " dimensions={2}\n"),
+    ),
+    "gather in groups of one that grows": (
+        "wrong-group", _before_root(
+            "  %ag = f32[2,1,39]{2,1,0} all-gather(%X), replica_groups={{0}}, dimensions={2}\n"),
     ),
     "maximum in place of a sum": (
         "wrong-reduction",

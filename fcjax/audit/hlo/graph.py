@@ -14,7 +14,7 @@ state is for `provenance` to derive, and anything not understood is an `Unaudita
 import dataclasses
 import json
 
-from fcjax.audit.hlo import groups as device_groups
+from fcjax.audit.hlo.groups import Groups, device_groups
 from fcjax.audit.hlo.proto import Unauditable, decode
 
 __all__ = ["Computation", "Instruction", "Module", "Shape", "Slice", "Unauditable", "parse"]
@@ -76,7 +76,7 @@ class Instruction:
       called: the computations it calls: a fusion's or a call's body, a reduction's combiner, a
         loop's (body, condition), a conditional's branches, an async wrapper's wrapped computation.
       scope: the `op_name` of the metadata, where jax.named_scope is found again.
-      groups: explicit replica groups, in device order; empty if it has none.
+      groups: the devices of each group of a collective, in order; empty if it has none.
       backend_config: the backend's text, "" if it has none.
       attributes: the other decoded fields of HloInstructionProto, by name.
     """
@@ -87,7 +87,7 @@ class Instruction:
     operands: tuple["Instruction", ...]
     called: tuple["Computation", ...]
     scope: str
-    groups: device_groups.Groups
+    groups: Groups
     backend_config: str
     attributes: dict
 
@@ -284,7 +284,7 @@ def _instruction(proto: dict, by_id, computations, devices: int, payloads) -> In
         operands=operands,
         called=called,
         scope=(proto["metadata"] or {"op_name": ""})["op_name"],
-        groups=device_groups.replica_groups(proto, devices, name),
+        groups=device_groups(proto, 1, devices, name),
         backend_config=config.decode("utf-8", "replace"),
         attributes=proto,
     )

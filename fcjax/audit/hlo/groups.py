@@ -1,4 +1,18 @@
-"""Which devices take part in a collective, for every spelling of `replica_groups`.
+"""Which devices take part in a collective: what its ids count, for every spelling of its groups.
+
+The ids in `replica_groups` count replicas, partitions or devices. Which of them it is depends on
+the opcode, on whether there is a channel and on `use_global_device_ids` (XLA's four modes,
+xla/service/collective_ops_utils.h):
+
+    opcode                                 channel  global ids  ids count   with them go
+    all-gather, all-reduce, reduce-scatter no       no          replicas    the own partition
+                                           yes      no          replicas    all their partitions
+                                           yes      yes         devices     -
+    all-to-all, collective-broadcast       no       -           replicas    the own partition
+                                           yes      -           partitions  the own replica
+
+So a group of one replica is a group of all devices, where there is a channel and no global ids.
+`tests/audit/hlo/test_group_modes.py` runs each line and looks whose data arrived where.
 
 HLO has three spellings (`tests/audit/hlo/test_groups.py` parses each): explicit lists ``{{0,1}}``,
 iota tiles ``[2,2]<=[4]T(1,0)``, and mesh axes ``mesh['a'=2,'b'=2] {'b'}`` with optional device ids
@@ -14,35 +28,66 @@ from fcjax.audit.hlo.proto import Unauditable
 
 Groups = tuple[tuple[int, ...], ...]
 
+# Collectives that say whether their ids are global, and those that cannot.
+_MAY_BE_GLOBAL = {
+    "all-gather", "all-gather-start", "all-reduce", "all-reduce-start", "reduce-scatter",
+}  # fmt: skip
+_NEVER_GLOBAL = {"all-to-all", "collective-broadcast", "ragged-all-to-all"}
 
-def replica_groups(proto: dict, devices: int, where: str) -> Groups:
-    """Explicit groups of an instruction; empty if it has none.
+
+def device_groups(proto: dict, replicas: int, partitions: int, where: str) -> Groups:
+    """The devices of each group of a collective, in order; () if the instruction is none.
+
+    Device r * partitions + p runs replica r of partition p. What `collective-permute` does is in
+    its pairs, so it has no groups.
 
     Args:
       proto: the decoded Instruction message.
-      devices: how many devices run the program.
+      replicas, partitions: of the program.
       where: the instruction's name, for errors.
 
     Raises:
-      Unauditable: groups that are not a partition of some of the devices, or a spelling that says
-        two things at once.
+      Unauditable: groups that are not a partition of what they count, a spelling that says two
+        things at once, or groups where there may be none.
     """
+    opcode, channel, flat = proto["opcode"], proto["channel_id"] > 0, proto["use_global_device_ids"]
+    groups = _spelled(proto, where)
+    if opcode not in _MAY_BE_GLOBAL | _NEVER_GLOBAL:
+        if groups:
+            raise Unauditable(f"{where}: expected no replica groups on {opcode}, got {groups}")
+        return ()
+    if flat and (opcode in _NEVER_GLOBAL or not channel or not groups):
+        raise Unauditable(f"{where}: expected global ids only with a channel and explicit groups")
+    devices = np.arange(replicas * partitions).reshape(replicas, partitions)
+    if flat:
+        blocks = [devices.reshape(-1, 1)]
+    elif not channel:
+        blocks = [devices[:, p : p + 1] for p in range(partitions)]
+    elif opcode in _MAY_BE_GLOBAL:
+        blocks = [devices]
+    else:
+        blocks = [devices[r, :, None] for r in range(replicas)]
+    count = len(blocks[0])
+    groups = groups or (tuple(range(count)),)
+    ids = [i for group in groups for i in group]
+    if sorted(ids) != list(range(count)) or () in groups:
+        raise Unauditable(f"{where}: expected each id below {count} in one group, got {groups}")
+    return tuple(
+        tuple(block[list(group)].reshape(-1).tolist()) for group in groups for block in blocks
+    )
+
+
+def _spelled(proto: dict, where: str) -> Groups:
+    """Groups of ids as the program has them; () for none, and for one of all."""
     spelled = [
         read(proto[field])
         for field, read in _SPELLINGS.items()
         if proto[field] is not None and proto[field] != ()
     ]
-    if not spelled:
-        return ()
-    groups = spelled[0]
     # The deprecated field may repeat the new one; two different answers would be ambiguous.
-    if any(other != groups for other in spelled):
+    if any(other != spelled[0] for other in spelled):
         raise Unauditable(f"{where}: expected one list of replica groups, got {spelled}")
-    groups = groups or (tuple(range(devices)),)
-    ids = [device for group in groups for device in group]
-    if len(set(ids)) != len(ids) or not all(0 <= i < devices for i in ids) or () in groups:
-        raise Unauditable(f"{where}: expected groups of {devices} devices, got {groups}")
-    return groups
+    return spelled[0] if spelled else ()
 
 
 def iota(dims, reshape_dims, transpose_perm, where: str) -> np.ndarray:

@@ -6,7 +6,7 @@ that the entry can reach, so that nothing is missed because its value was not fo
 
 from collections.abc import Iterator
 
-from fcjax.audit.hlo.graph import Computation, Instruction, Module, Unauditable
+from fcjax.audit.hlo.graph import Computation, Instruction, Module, Shape, Unauditable
 from fcjax.audit.rules import local
 from fcjax.audit.verdict import Violation
 
@@ -66,6 +66,33 @@ def reachable(module: Module) -> dict[Computation, bool]:
     return found
 
 
+def result(i: Instruction) -> Shape:
+    """The shape that a collective ends up with: the second part of a start's pair."""
+    if i.opcode in ("all-gather-start", "collective-permute-start"):
+        return i.shape.elements[1]
+    return i.shape
+
+
+def _size_fault(i: Instruction) -> str:
+    """Where its sizes are not those of its groups, the groups are not what they seem."""
+    sizes = {len(group) for group in i.groups}
+    expected = [_received(i, o.shape.dims, n) for o in i.operands for n in sizes]
+    got = [shape.dims for shape in result(i).leaves()]
+    if expected == got:
+        return ""
+    return f"in groups of {sorted(sizes)} it receives {expected}, got {got}"
+
+
+def _received(i: Instruction, dims: tuple[int, ...], group: int) -> tuple[int, ...]:
+    """The shape that each of so many devices receives, if each puts in `dims`."""
+    along = i["dimensions"][0] if i["dimensions"] else None
+    if i.opcode.startswith("all-gather"):
+        return tuple(n * group if d == along else n for d, n in enumerate(dims))
+    if i.opcode == "reduce-scatter":
+        return tuple(n // group if d == along else n for d, n in enumerate(dims))
+    return dims
+
+
 def _instruction(module: Module, i: Instruction, straight: bool) -> Iterator[Violation]:
     def violation(code: str, text: str) -> Violation:
         return Violation(code, text, line=module.line(i), scope=i.scope)
@@ -80,6 +107,8 @@ def _instruction(module: Module, i: Instruction, straight: bool) -> Iterator[Vio
         yield violation(
             "control-flow", f"a {i.opcode} in a loop, branch or fusion cannot be counted"
         )
+    elif i.opcode in COLLECTIVES and _size_fault(i):
+        yield violation("wrong-group", _size_fault(i))
     elif i.opcode == "custom-call" and i["custom_call_target"] not in LOCAL_CALLS:
         target = i["custom_call_target"]
         yield violation("custom-call", f"{target!r} is not known to run on the node alone")

@@ -15,13 +15,14 @@ _PROGRAM = """HloModule m, is_scheduled=true, num_partitions=8
 
 ENTRY %e (x: f32[8]) -> f32[8] {{
   %x = f32[8]{{0}} parameter(0)
-  ROOT %r = f32[8]{{0}} all-reduce(%x), channel_id=1, replica_groups={groups}, to_apply=%sum
+  ROOT %r = f32[8]{{0}} all-reduce(%x), channel_id=1, replica_groups={groups}{ids}, to_apply=%sum
 }}
 """
 
 
 def groups(spelling: str):
-    return audit.parse(guard.check(_PROGRAM.format(groups=spelling))).entry.root.groups
+    ids = "" if spelling == "{}" else ", use_global_device_ids=true"
+    return audit.parse(guard.check(_PROGRAM.format(groups=spelling, ids=ids))).entry.root.groups
 
 
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7))
