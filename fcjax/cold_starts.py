@@ -146,6 +146,31 @@ def _reason(e: BaseException) -> str:
     return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
 
 
+@contextlib.contextmanager
+def recorded_here(folder, job: Job):
+    """A run of one cold start in this process, from a new folder to its manifest.
+
+    Yields the `Start`, of which the block calls the stages. If the block raises, the start is kept
+    as failed. After it the run is complete: its figures are `read_summary(folder)`, and the start's
+    are `Start.summary`.
+
+    Raises:
+      ValueError: the folder exists, or the job has more than one start.
+    """
+    if job.cold_starts != 1:
+        raise ValueError(f"cold starts: expected 1 in this process, got {job.cold_starts}")
+    folder = create(folder, job)
+    with run_folder.lock(folder):
+        with kept(folder, 0):
+            yield Start(folder, job, 0)
+        finish(folder, job)
+
+
+def read_summary(folder) -> dict:
+    """The figures of a complete run (docs/EVIDENCE.md, summary.json)."""
+    return files.read_json(pathlib.Path(folder) / run_folder.SUMMARY)
+
+
 def finish(folder: pathlib.Path, job: Job) -> dict:
     """Summary, report and manifest, in this order: the run is complete. Returns the summary."""
     found = summary.of_run(folder, job)

@@ -37,25 +37,26 @@ class Start:
 
     Attributes:
       folder: of its record.
-      verdicts: by number of tokens, behind the audits, whether or not they were passed.
-      programs: compiled and audited, behind `prepare`.
-      recorder: behind `load`.
+      verdicts: by number of tokens, after the audits, whether or not they were passed.
+      programs: compiled and audited, after `prepare`.
+      recorder: after `load`.
+      summary: the start's figures, after `decode`.
     """
 
-    def __init__(self, run, job: Job, index: int):
+    def __init__(self, folder: pathlib.Path, job: Job, index: int):
         """
         Args:
-          run: folder that holds run.json.
+          folder: of the run; holds run.json.
           job: its content.
           index: of the start.
 
         Raises:
           ValueError: the start is there already.
         """
-        self.folder = run / f"start_{index}"
+        self.folder = folder / f"start_{index}"
         self.job, self.index = job, index
-        self.attempt = next_attempt(run, index)
-        self._first = files.sha256((run / run_folder.RUN).read_bytes())
+        self.attempt = next_attempt(folder, index)
+        self._first = files.sha256((folder / run_folder.RUN).read_bytes())
         self._seconds: dict[str, float] = {}
         self.verdicts: dict[int, audit.Verdict] = {}
         # A compiled program from elsewhere would be no cold start.
@@ -153,16 +154,16 @@ class Start:
         traced: list[int] = []
         begun = time.perf_counter()
         try:
-            lines = [self._record(step, step.index in traced)
-                     for step in progress(self._passes(traced))]  # fmt: skip
+            passes = progress(self._passes(traced))
+            lines = [self._record(step, step.index in traced) for step in passes]
         except BaseException:
             self.recorder.chain.abandon()
             raise
         self._seconds["decode"] = time.perf_counter() - begun
         recording = self.recorder.close()
-        summary = self._summary(lines, recording)
-        files.write_json(self.folder / run_folder.SUMMARY, summary)
-        return summary
+        self.summary = self._summary(lines, recording)
+        files.write_json(self.folder / run_folder.SUMMARY, self.summary)
+        return self.summary
 
     def _record(self, step: Step, traced: bool) -> dict:
         """Compare one pass, and append its line."""

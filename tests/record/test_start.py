@@ -7,6 +7,7 @@ import pytest
 
 from fcjax import audit, cold_starts
 from fcjax.decode import parity
+from fcjax.record import run_folder
 from fcjax.record.start import Start
 from fcjax.sharded import ops
 from fcjax.sharded.interval import Interval
@@ -81,14 +82,33 @@ def test_a_failed_audit_leaves_its_certificate_and_no_step(model, tmp_path, monk
 
     monkeypatch.setattr(ops, "scatter", all_reduce)
     job = runs.job(model, ((3,),), 1)
-    folder = cold_starts.create(tmp_path / "run", job)
+    folder = tmp_path / "run"
     with pytest.raises(audit.Failed, match="all-reduce-of-state"):
-        with cold_starts.kept(folder, 0):
-            Start(folder, job, 0).prepare()
+        with cold_starts.recorded_here(folder, job) as start:
+            start.prepare()
     kept = folder / "start_0_failed_0"
     assert not read(kept, "audit_T1/certificate.json")["verdict"]["ok"]
     assert read(kept, "failure.json")["reason"] == "the audit failed"
     assert not (kept / "steps.jsonl").exists() and not (folder / "start_0").exists()
+    assert not (folder / "manifest.json").exists()
+
+
+def test_a_run_of_one_start_is_recorded_in_this_process(model, tmp_path):
+    folder = tmp_path / "run"
+    with cold_starts.recorded_here(folder, runs.job(model, ((3,),), 2)) as start:
+        start.prepare()
+        start.load()
+        with pytest.raises(ValueError, match="got one in use"):
+            with run_folder.lock(folder):
+                pass
+        start.decode()
+    assert start.summary == read(folder, "start_0/summary.json")
+    assert cold_starts.read_summary(folder)["verdict"].startswith("2 of 2 audited steps passed")
+    assert Verification(folder).check() == []
+    with pytest.raises(ValueError, match="cold starts: expected 1 in this process, got 2"):
+        with cold_starts.recorded_here(tmp_path / "two", runs.job(model)):
+            pass
+    assert not (tmp_path / "two").exists()
 
 
 def test_no_complete_state_is_left_when_a_pass_enters_the_interval(model, tmp_path):
