@@ -5,7 +5,7 @@ them: its share in a ring. How a transport really does it is another matter (doc
 """
 
 
-class Kind:
+class CollectiveKind:
     """One kind of collective.
 
     Attributes:
@@ -31,7 +31,7 @@ class Kind:
         raise NotImplementedError
 
 
-class ReduceScatter(Kind):
+class ReduceScatter(CollectiveKind):
     """Each node receives its own run of the sum."""
 
     opcode = "reduce-scatter"
@@ -45,7 +45,7 @@ class ReduceScatter(Kind):
         return size * (nodes - 1) / nodes
 
 
-class AllReduce(Kind):
+class AllReduce(CollectiveKind):
     """Each node receives the whole sum (or maximum, or minimum)."""
 
     opcode = "all-reduce"
@@ -59,7 +59,7 @@ class AllReduce(Kind):
         return 2 * size * (nodes - 1) / nodes  # scattered, then gathered
 
 
-class AllGather(Kind):
+class AllGather(CollectiveKind):
     """Each node receives what every node put in."""
 
     opcode = "all-gather"

@@ -19,7 +19,7 @@ TINY = ModelConfig(
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Schedule:
     """What the result depends on besides the text; recorded in training.json.
 
     Attributes:
@@ -42,7 +42,7 @@ class Settings:
     temperature: float = 0.8
 
 
-def build(text_path, out, settings: Settings, cfg: ModelConfig = TINY) -> float:
+def build(text_path, out, settings: Schedule, cfg: ModelConfig = TINY) -> float:
     """Train on the text and write the folder `out`; returns the held-out loss of what it holds.
 
     Raises:
@@ -101,7 +101,7 @@ def split(text: str) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
-def _train(cfg: ModelConfig, train_ids, val_ids, settings: Settings) -> tuple[dict, list[dict]]:
+def _train(cfg: ModelConfig, train_ids, val_ids, settings: Schedule) -> tuple[dict, list[dict]]:
     """The parameters with the lowest held-out loss, and the losses on the way."""
     if len(train_ids) <= settings.length:
         raise ValueError(f"text: expected over {settings.length} tokens, got {len(train_ids)}")

@@ -30,7 +30,7 @@ def main(argv):
     # A transfer or promotion that nobody wrote down is a fault in a training loop, too.
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_numpy_dtype_promotion", "strict")
-    settings = tiny_model.Settings(steps=_STEPS.value, batch=_BATCH.value, seed=_SEED.value)
+    settings = tiny_model.Schedule(steps=_STEPS.value, batch=_BATCH.value, seed=_SEED.value)
     tiny_model.build(_TEXT.value, _OUT.value, settings)
 
 

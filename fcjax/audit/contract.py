@@ -12,7 +12,7 @@ from typing import ClassVar
 from fcjax.audit.domain.roles import Complete, Signature
 from fcjax.audit.domain.values import Read, Sum
 from fcjax.audit.rules.exchange import Declared
-from fcjax.collectives import AllGather, AllReduce, Kind, ReduceScatter
+from fcjax.collectives import AllGather, AllReduce, CollectiveKind, ReduceScatter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Expected:
       exact: whether the operand must depend on everything in `reads`.
     """
 
-    kind: ClassVar[type[Kind]]
+    kind: ClassVar[type[CollectiveKind]]
     operator: str
     sent: int
     received: int

@@ -156,7 +156,7 @@ def _check_shape(i: Instruction, tree: Tree) -> None:
 
 
 def _gemm(i: Instruction, operands: list[Tree]) -> Tree:
-    """cuBLAS: (result, workspace) = lhs . rhs, if nothing is scaled, added or fused behind it."""
+    """cuBLAS: (result, workspace) = lhs . rhs, if nothing is scaled, added or fused after it."""
     config = i.config().get("gemm_backend_config", {})
     numbers = {
         f"{side}_{what}_dimensions": tuple(

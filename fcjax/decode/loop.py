@@ -38,7 +38,7 @@ def chunks(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Every prompt's tokens but the last as passes of `size` tokens: (tokens_BT, pos_B) of each.
 
-    The first `cached_B` tokens of each row are left out. Rows are filled up with token 0, behind
+    The first `cached_B` tokens of each row are left out. Rows are filled up with token 0, after
     their own tokens: nothing reads those slots before they are written again.
     """
     ends_B = np.array([len(p) - 1 for p in prompts], np.int32)

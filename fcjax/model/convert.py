@@ -23,7 +23,7 @@ class HfTensor:
       axes: per axis of the tensor, the letters that it runs over, outermost first: "KGH" is an axis
         of K * G * H rows.
       slot: for a part of a fused parameter, its place on the fused axis ("C" or "2"): "q" fills
-        the first G slots, "k" and "v" the two behind them, "gate" and "up" one each.
+        the first G slots, "k" and "v" the two after them, "gate" and "up" one each.
     """
 
     name: str
@@ -85,7 +85,7 @@ def read_block(cfg: ModelConfig, path: str, index: tuple[slice, ...], read) -> n
       cfg: the model's sizes.
       path: the parameter, for example ``layers.3.qkv``.
       index: one slice (step 1, inside the bounds) per axis of the parameter; the fused axis "C" or
-        "2" and everything behind the first letter of a fused Hugging Face axis must be whole.
+        "2" and everything after the first letter of a fused Hugging Face axis must be whole.
       read: ``read(name, slices) -> np.ndarray`` gives a block of a Hugging Face tensor.
 
     Returns:

@@ -64,7 +64,7 @@ class Flow:
     """What the operators of an interval hand over, with what each of them reads.
 
     Follows the table row by row: what a state tensor is a function of is what the operator that
-    left it has read, and starts anew behind a scatter, whose result is a boundary value.
+    left it has read, and starts anew after a scatter, whose result is a boundary value.
 
     Attributes:
       expected: the transfers in order.
@@ -99,7 +99,7 @@ class Flow:
         reads = frozenset().union(*(self._reads[state] for state in op.reads))
         for moved in boundary.transfers:
             self.expected.append(self._expect(moved, reads, op))
-            if isinstance(moved, operators.Statistic):
+            if isinstance(moved, operators.NormStatistic):
                 reads |= {Statistic(self._sums[op.reads[0]])}
         if op.weight:
             total = [p for p in op.params(self._plan.cfg, layer) if leaf(p) != op.norm]
@@ -125,7 +125,7 @@ class Flow:
         return ExpectedContraction(moved.weight, *_sizes(moved), reads, axis=op.owned)
 
     @_expect.register
-    def _(self, moved: operators.Statistic, reads, op):
+    def _(self, moved: operators.NormStatistic, reads, op):
         return ExpectedStatistic("norm", *_sizes(moved), reads, of=self._sums[op.reads[0]])
 
     @_expect.register

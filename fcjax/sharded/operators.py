@@ -205,7 +205,7 @@ class Transfer:
       axis: the operand's axis that is dealt out over the nodes; None where all receive the same.
     """
 
-    kind: ClassVar[type[collectives.Kind]]
+    kind: ClassVar[type[collectives.CollectiveKind]]
     operand: tuple[int, ...]
     nodes: int
     axis: ClassVar[int | None] = None
@@ -249,7 +249,7 @@ class Scatter(Transfer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Statistic(Transfer):
+class NormStatistic(Transfer):
     """The sum of squares of a norm's input, which every node receives."""
 
     kind = collectives.AllReduce
@@ -291,7 +291,7 @@ def transfers(op: Operator, layer: int | None, plan: Plan, exchanges, sizes) -> 
     """
     moved: list[Transfer] = []
     if op.norm:
-        moved.append(Statistic((sizes["B"], sizes["T"], 1), plan.nodes))
+        moved.append(NormStatistic((sizes["B"], sizes["T"], 1), plan.nodes))
     if op.weight:
         operand = tuple(sizes.get(d) or plan.padded(d) for d in op.operand)
         axis, weight = op.operand.index(op.owned), op.path(plan.cfg, op.weight, layer)

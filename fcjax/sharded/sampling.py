@@ -167,7 +167,7 @@ def _top_p(values_BVn, kept_BVn, p: float, temperature: float):
     below_BVn = (values_BVn - largest_B[:, None]) / max(temperature, _TINY)
     mass_BVn = jnp.where(kept_BVn, jnp.exp(below_BVn), 0)
     total_B = jax.lax.psum(jnp.sum(mass_BVn, axis=1), AXIS)
-    # The search reads the total only behind its first exchange: without the barrier XLA would join
+    # The search reads the total only after its first exchange: without the barrier XLA would join
     # the two in one buffer, or turn them round.
     mass_BVn, total_B = jax.lax.optimization_barrier((mass_BVn, total_B))
     keys_BVn = _ordered(values_BVn)

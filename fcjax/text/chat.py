@@ -54,7 +54,7 @@ def check(messages, where: str) -> None:
 
 
 def with_system(messages: list[dict[str, str]], system: str | None) -> list[dict[str, str]]:
-    """The messages behind a system message, if there is one to be put first.
+    """The messages after a system message, if there is one to be put first.
 
     Raises:
       ValueError: they begin with one already.
@@ -86,7 +86,7 @@ class Conversation:
         self._said: list[str] = []  # the user's and the model's, in turn
 
     def ask(self, line: str):
-        """Token ids [T] of the conversation with this line behind it; it is not kept yet."""
+        """Token ids [T] of the conversation with this line after it; it is not kept yet."""
         said = [*self._said, line]
         if not self._text.chat:
             return self._text.encode("".join(said))[0]

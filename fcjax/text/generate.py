@@ -65,7 +65,7 @@ class Result:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all rows together, behind their first tokens; None if there are none."""
+        """Of all rows together, after their first tokens; None if there are none."""
         more = sum(len(row.ids) - 1 for row in self.rows)
         return more / (self.seconds - self.first_seconds) if more else None
 
@@ -158,7 +158,7 @@ class Batch:
                 self._show(Piece(i, text, bool(row.finish)))
 
     def result(self) -> Result:
-        """What became of them, behind the last step."""
+        """What became of them, after the last step."""
         rows = tuple(
             Row(row.prompt, row.cached, tuple(row.ids), "".join(row.pieces), row.finish)
             for row in self._rows

@@ -12,7 +12,7 @@ from fcjax.model.config import QWEN25
 from fcjax.sharded import interval, programs
 from fcjax.sharded.interval import Interval, ShardedModel
 from fcjax.sharded.layout import Layout
-from fcjax.sharded.operators import Gather, Scatter, Statistic
+from fcjax.sharded.operators import Gather, NormStatistic, Scatter
 from fcjax.sharded.ownership import STATE, Plan
 from fcjax.sharded.sampling import Sampling
 from tests import models
@@ -56,7 +56,7 @@ def test_uneven_sizes_are_padded():
     """F 8960 -> 8961 and K 2 -> 3 over three nodes."""
     rows = interval.boundaries(model(QWEN25["1.5b"], 3, 4), 2, 5)
     operands = {c.weight: c.operand for c in scatters(rows)}
-    statistics = [c.operand for row in rows for c in row.transfers if isinstance(c, Statistic)]
+    statistics = [c.operand for row in rows for c in row.transfers if isinstance(c, NormStatistic)]
     assert operands["layers.4.qkv"] == (2, 5, 3, 8, 128)
     assert operands["layers.4.gate_up"] == (2, 5, 2, 8961)
     assert operands["layers.4.down"] == (2, 5, 1536)
@@ -75,7 +75,7 @@ def test_bytes_are_the_closed_formula(name):
 
 def test_elements_sent():
     assert Scatter((3, 8), 4, 1, "w", "D").sent == 18  # 3 of 4 runs
-    assert Statistic((4,), 4).sent == 6  # scattered, then gathered
+    assert NormStatistic((4,), 4).sent == 6  # scattered, then gathered
     assert Gather((2,), 4).sent == 6  # its own, to three others
 
 

@@ -22,7 +22,7 @@ from weights import tiny_model, tiny_tokenizer, training
 
 TINY = pathlib.Path(weights.__file__).parent / "tiny"
 SMALL = dataclasses.replace(tiny_model.TINY, L=1, D=24, H=6, F=20, V=280)
-QUICK = tiny_model.Settings(
+QUICK = tiny_model.Schedule(
     steps=6, batch=2, seed=0, length=16, eval_every=3, sample_tokens=5, prompt="To"
 )
 HAMLET = """To be, or not to be, that is the question:

@@ -28,7 +28,7 @@ class Axis:
       split: these are one node's coordinates, not all of them.
       parts: (size, tag) of the digits, major to minor, if several were fused into this axis.
       inner: the digits that this axis stands for: they were summed in runs, which it numbers, or
-        constants stand before and behind them. Only a sum over the whole axis is a sum over them.
+        constants stand before and after them. Only a sum over the whole axis is a sum over them.
       low: how many constants stand before them.
     """
 

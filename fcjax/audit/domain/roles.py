@@ -66,7 +66,7 @@ class Public(Tensor):
 
 
 class Complete(Tensor):
-    """A result that holds the complete state: only behind the compatibility all-gather."""
+    """A result that holds the complete state: only after the compatibility all-gather."""
 
 
 Role = State | Weight | Public | Complete

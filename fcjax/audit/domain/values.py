@@ -106,7 +106,7 @@ class Value:
       product: set while it is a product of state with a weight or with itself.
       reduced: set while nothing was done to it since coordinates of state were combined.
       rows: for a table the state that its rows are; "" for anything else.
-      complete: the complete state may be inside (behind an all-gather).
+      complete: the complete state may be inside (after an all-gather).
       trail: how state came here since the last boundary.
     """
 

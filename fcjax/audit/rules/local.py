@@ -176,7 +176,7 @@ def _dynamic_slice(i: Instruction, value: Value, *starts: Value) -> Value:
 
 
 def _pad(i: Instruction, value: Value, filler: Value) -> Value:
-    """Constants before and behind a dimension: what it stood for is found again behind them."""
+    """Constants before and after a dimension: what it stood for is found again between them."""
     pads = i["padding_config"]["dimensions"]
     edges = [(p["edge_padding_low"], p["edge_padding_high"]) for p in pads]
     inside = any(p["interior_padding"] for p in pads)
