@@ -107,8 +107,8 @@ def read_config(meta: Meta, tied: bool) -> ModelConfig:
     # GGUF keeps both as f32; the shortest decimal that is the same f32 is what was meant.
     sizes |= {key: float(str(np.float32(sizes[key]))) for key in ("eps", "rope_theta")}
     sizes |= {"K": groups, "G": heads // groups, "H": head_dim, "V": vocab}
-    qkv_bias = FAMILIES[arch].qkv_bias  # the architectures have the names of the families
-    return ModelConfig(**sizes, tied=tied, dtype="float32", qkv_bias=qkv_bias)
+    # The architectures have the names of the families.
+    return ModelConfig(**sizes, **FAMILIES[arch].has, tied=tied, dtype="float32")
 
 
 def half_split_rows(w, head_dim: int) -> np.ndarray:

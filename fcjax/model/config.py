@@ -26,45 +26,38 @@ class Family:
 
     Attributes:
       architecture: the class that a config.json names.
-      qkv_bias: q, k and v have biases.
-      qk_norm: each head of q and k is normalised before RoPE.
+      has: which parameters they have, as fields of `ModelConfig`.
       only: keys of which one value is implemented, which holds where the key is absent.
       writes: keys of its own in a config.json that is written.
     """
 
     architecture: str
-    qkv_bias: bool
+    has: dict[str, bool]
     only: dict
     writes: dict
-    qk_norm: bool = False
-
-    @property
-    def has(self) -> dict[str, bool]:
-        """Which parameters its models have, as fields of `ModelConfig`."""
-        return {"qkv_bias": self.qkv_bias, "qk_norm": self.qk_norm}
 
 
 _NO_BIAS = {"attention_bias": False, "mlp_bias": False}
+_NO_WINDOW = {"sliding_window": None, "use_sliding_window": False}
 FAMILIES = {
     # q, k and v have biases, the output projection has none.
     "qwen2": Family(
         architecture="Qwen2ForCausalLM",
-        qkv_bias=True,
+        has={"qkv_bias": True, "qk_norm": False},
         only={"attention_bias": True, "use_mrope": False},
-        writes={"sliding_window": None, "use_sliding_window": False},
+        writes=_NO_WINDOW,
     ),
     "llama": Family(
         architecture="LlamaForCausalLM",
-        qkv_bias=False,
+        has={"qkv_bias": False, "qk_norm": False},
         only=_NO_BIAS | {"pretraining_tp": 1, "rope_interleaved": False},
         writes=_NO_BIAS,
     ),
     "qwen3": Family(
         architecture="Qwen3ForCausalLM",
-        qkv_bias=False,
-        qk_norm=True,
+        has={"qkv_bias": False, "qk_norm": True},
         only={"attention_bias": False},
-        writes={"attention_bias": False, "sliding_window": None, "use_sliding_window": False},
+        writes=_NO_WINDOW | {"attention_bias": False},
     ),
 }
 
@@ -118,8 +111,8 @@ class ModelConfig:
     @property
     def model_type(self) -> str:
         """Hugging Face's name of the family."""
-        own = self.qkv_bias, self.qk_norm
-        (name,) = (n for n, f in FAMILIES.items() if (f.qkv_bias, f.qk_norm) == own)
+        own = {"qkv_bias": self.qkv_bias, "qk_norm": self.qk_norm}
+        (name,) = (name for name, family in FAMILIES.items() if family.has == own)
         return name
 
     def size(self, dim: str) -> int:
