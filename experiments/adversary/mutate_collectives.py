@@ -304,6 +304,7 @@ def _other_groups(text: str, v: Line, nodes: int) -> Iterator[Mutant]:
         spelled = "{" + ",".join("{" + ",".join(map(str, g)) + "}" for g in new) + "}"
         yield kind, v.name, replace(text, v, v.text.replace(groups[1], spelled))
     alone = v.text.replace(", use_global_device_ids=true", "").replace("channel_id=1, ", "")
+    alone = alone.replace(groups[1], "{{0}}")  # of the only replica, each partition on its own
     yield "replicas in place of nodes", v.name, replace(text, v, alone)
 
 

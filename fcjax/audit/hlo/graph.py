@@ -16,46 +16,9 @@ import json
 
 from fcjax.audit.hlo.groups import Groups, device_groups
 from fcjax.audit.hlo.proto import Unauditable, decode
+from fcjax.audit.hlo.shape import Shape, read_shape
 
 __all__ = ["Computation", "Instruction", "Module", "Shape", "Slice", "Unauditable", "parse"]
-
-_DTYPES = {
-    1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64",
-    10: "f16", 11: "f32", 12: "f64", 13: "tuple", 14: "opaque", 15: "c64", 16: "bf16", 17: "token",
-    18: "c128", 19: "f8e5m2", 20: "f8e4m3fn", 21: "s4", 22: "u4", 23: "f8e4m3b11fnuz",
-    24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4", 30: "s1",
-    31: "u1", 32: "f4e2m1fn", 33: "f8e8m0fnu", 35: "f6e3m2fn", 36: "f6e2m3fn",
-}  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Shape:
-    """Shape of one value.
-
-    Attributes:
-      dtype: "f32", ..., or "tuple", "token".
-      dims: logical dimensions; empty for scalars and tuples.
-      layout: dimensions from minor to major; None for tuples and tokens.
-      memory: memory space; 0 is the device's main memory.
-      elements: shapes of a tuple's elements.
-    """
-
-    dtype: str
-    dims: tuple[int, ...] = ()
-    layout: tuple[int, ...] | None = None
-    memory: int = 0
-    elements: tuple["Shape", ...] = ()
-
-    def __str__(self):
-        if self.dtype == "tuple":
-            return f"({', '.join(map(str, self.elements))})"
-        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
-
-    def leaves(self) -> tuple["Shape", ...]:
-        """The shape itself, or those of all arrays and tokens in a tuple."""
-        if self.dtype != "tuple":
-            return (self,)
-        return tuple(leaf for element in self.elements for leaf in element.leaves())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,6 +59,11 @@ class Instruction:
 
     def __getitem__(self, field: str):
         return self.attributes[field]
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Its frontend attributes: wishes of whoever wrote the program, about where it runs too."""
+        return _notes(self["frontend_attributes"])
 
     @property
     def slices(self) -> tuple[Slice, ...]:
@@ -151,6 +119,8 @@ class Module:
     Attributes:
       scheduled: the order of the instructions is the order in which they are started.
       devices: devices that run it; one partition each.
+      layout: shapes of all arrays that enter and leave, with the memory that the caller sees.
+      notes: frontend attributes of the module.
       computations: callees before callers, so that the entry is the last.
     """
 
@@ -160,6 +130,8 @@ class Module:
     scheduled: bool
     devices: int
     aliases: tuple[Alias, ...]
+    layout: tuple[Shape, ...]
+    notes: dict[str, str]
     xla: object = dataclasses.field(repr=False)
 
     def line(self, instruction: Instruction) -> str:
@@ -217,6 +189,8 @@ def _header(text: str) -> dict[str, int]:
 def _link(proto: dict, devices: int, xla) -> Module:
     if proto["is_dynamic"]:
         raise Unauditable(f"{proto['name']}: expected static shapes, got a dynamic module")
+    if proto["cross_program_prefetches"]:
+        raise Unauditable(f"{proto['name']}: expected no prefetches from other programs")
     order = {s["key"]: s["value"] for s in (proto["schedule"] or {"sequences": ()})["sequences"]}
     payloads = proto["payloads"]
     computations: dict[int, Computation] = {}
@@ -237,8 +211,22 @@ def _link(proto: dict, devices: int, xla) -> Module:
             Alias(a["output_shape_index"], a["parameter_number"], a["parameter_shape_index"])
             for a in (proto["input_output_alias"] or {"entries": ()})["entries"]
         ),
+        layout=_layout(proto),
+        notes=_notes(proto["frontend_attributes"]),
         xla=xla,
     )
+
+
+def _layout(proto: dict) -> tuple[Shape, ...]:
+    shape = proto["host_program_shape"]
+    if shape is None or shape["result"] is None:
+        raise Unauditable(f"{proto['name']}: expected the layout of its inputs and results")
+    whole = [read_shape(s, proto["name"]) for s in (*shape["parameters"], shape["result"])]
+    return tuple(leaf for s in whole for leaf in s.leaves())
+
+
+def _notes(proto: dict | None) -> dict[str, str]:
+    return {note["key"]: note["value"] for note in proto["map"]} if proto else {}
 
 
 def _computation(proto: dict, order, computations, devices: int, payloads) -> Computation:
@@ -280,7 +268,7 @@ def _instruction(proto: dict, by_id, computations, devices: int, payloads) -> In
     return Instruction(
         name=name,
         opcode=proto["opcode"],
-        shape=_shape(proto["shape"], name),
+        shape=read_shape(proto["shape"], name),
         operands=operands,
         called=called,
         scope=(proto["metadata"] or {"op_name": ""})["op_name"],
@@ -288,25 +276,3 @@ def _instruction(proto: dict, by_id, computations, devices: int, payloads) -> In
         backend_config=config.decode("utf-8", "replace"),
         attributes=proto,
     )
-
-
-def _shape(proto: dict, where: str) -> Shape:
-    dtype = _DTYPES.get(proto["element_type"])
-    if dtype is None:
-        raise Unauditable(f"{where}: expected a known element type, got {proto['element_type']}")
-    if any(proto["is_dynamic_dimension"]):
-        raise Unauditable(f"{where}: expected static dimensions, got {proto['dimensions']}")
-    layout = proto["layout"]
-    if layout and (
-        layout["tiles"] or layout["split_configs"] or layout["physical_shape"]
-        or layout["dynamic_shape_metadata_prefix_bytes"]
-    ):  # fmt: skip
-        raise Unauditable(f"{where}: expected a plain layout, got a tiled, split or sparse one")
-    dims = proto["dimensions"]
-    if dtype in ("tuple", "token", "opaque"):
-        elements = tuple(_shape(s, where) for s in proto["tuple_shapes"])
-        return Shape(dtype, elements=elements)
-    order = layout["minor_to_major"] if layout else tuple(reversed(range(len(dims))))
-    if sorted(order) != list(range(len(dims))):
-        raise Unauditable(f"{where}: expected a layout of {len(dims)} dimensions, got {order}")
-    return Shape(dtype, dims, order, layout["memory_space"] if layout else 0)

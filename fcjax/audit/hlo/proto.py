@@ -25,13 +25,14 @@ INT, BOOL, STR, BYTES, INTS, BYTESS, SKIP = (
 MESSAGES = {
     "HloModuleProto": {
         1: ("name", STR), 2: ("entry_computation_name", STR), 3: ("computations", "[Computation]"),
-        4: ("host_program_shape", SKIP), 5: ("id", SKIP), 6: ("entry_computation_id", INT),
+        4: ("host_program_shape", "ProgramShape"), 5: ("id", SKIP),
+        6: ("entry_computation_id", INT),
         7: ("schedule", "Schedule"), 8: ("input_output_alias", "Aliases"),
-        10: ("cross_program_prefetches", SKIP), 11: ("is_dynamic", BOOL),
+        10: ("cross_program_prefetches", BYTESS), 11: ("is_dynamic", BOOL),
         12: ("spmd_output_sharding", SKIP), 13: ("profile_info", SKIP),
         14: ("spmd_parameters_shardings", SKIP), 15: ("device_assignment", SKIP),
         16: ("use_auto_spmd_partitioning", SKIP), 17: ("stack_frame_index", SKIP),
-        18: ("buffer_donor", "Donors"), 19: ("frontend_attributes", SKIP),
+        18: ("buffer_donor", "Donors"), 19: ("frontend_attributes", "Notes"),
         20: ("original_value_recovery_table", SKIP), 21: ("device_type", SKIP),
         22: ("payloads", BYTESS), 23: ("pjrt_id", SKIP), 24: ("debug_attributes", SKIP),
         25: ("backend_config", SKIP),
@@ -63,7 +64,7 @@ MESSAGES = {
         59: ("triangular_solve_options", SKIP), 60: ("is_stable", BOOL),
         61: ("parameter_replication", SKIP), 62: ("cholesky_options", SKIP),
         63: ("comparison_direction", STR), 65: ("custom_call_has_side_effect", BOOL),
-        66: ("delta", SKIP), 67: ("indices_are_sorted", BOOL), 68: ("frontend_attributes", SKIP),
+        66: ("delta", SKIP), 67: ("indices_are_sorted", BOOL), 68: ("frontend_attributes", "Notes"),
         69: ("unique_indices", BOOL), 70: ("rng_algorithm", SKIP),
         71: ("use_global_device_ids", BOOL), 72: ("comparison_type", STR),
         73: ("is_cross_program_prefetch", BOOL), 74: ("output_operand_aliasing", SKIP),
@@ -101,6 +102,11 @@ MESSAGES = {
         16: ("scheduling_name", SKIP), 17: ("source_end_line", SKIP), 18: ("source_column", SKIP),
         19: ("source_end_column", SKIP), 20: ("metadata_payload", SKIP),
     },
+    "ProgramShape": {
+        1: ("parameters", "[Shape]"), 2: ("result", "Shape"), 3: ("parameter_names", SKIP),
+    },
+    "Notes": {1: ("map", "[Note]")},
+    "Note": {1: ("key", STR), 2: ("value", STR)},
     "Slice": {1: ("start", INT), 2: ("limit", INT), 3: ("stride", INT)},
     "Window": {1: ("dimensions", "[WindowDim]")},
     "WindowDim": {

@@ -7,6 +7,7 @@ that the entry can reach, so that nothing is missed because its value was not fo
 from collections.abc import Iterator
 
 from fcjax.audit.hlo.graph import Computation, Instruction, Module, Shape, Unauditable
+from fcjax.audit.hlo.registry import registered
 from fcjax.audit.rules import local
 from fcjax.audit.verdict import Violation
 
@@ -21,14 +22,18 @@ COLLECTIVES = JUDGED | {
 }  # fmt: skip
 # Transfers to or from the host or another device.
 TRANSFERS = {"infeed", "outfeed", "recv", "recv-done", "send", "send-done"}
-# Custom calls that run on the node alone. The rest fail closed: a name says nothing about what a
-# library does (NVSHMEM, host callbacks and Triton all-reduces are custom calls too).
+# Custom calls that XLA's backends expand themselves, before they look for one that is registered
+# under the name: the node's own matrix products and its own largest numbers. A name says nothing
+# about what a library does, so one that anybody has registered is refused with all the others.
 GEMMS = {"__cublas$gemm", "__cublas$lt$matmul"}
-LOCAL_CALLS = GEMMS | {"TopK", "__cub$DeviceRadixSort", "__gpu$TopK"}
-
-# Memory spaces: 0 is the device; XLA:GPU puts the buffers of collectives in 1 (xla/layout.h,
-# gpu_memory_space_assignment.h). 5 is the host's memory.
-_DEVICE_MEMORY = {0, 1}
+BUILT_IN = GEMMS | {"TopK"}
+# Fusions that are compiled from their body, as the plain kinds are, by another code generator.
+_KINDS = {"kLoop", "kInput", "kOutput"}
+_GENERATORS = {"__triton", "__triton_gemm", "__triton_nested_gemm_fusion", "__ynn_fusion"}
+# Frontend attributes that only say how to compile, not where to run. Unknown ones may say that.
+_NOTES = {"fingerprint_before_lhs", "xla_cpu_small_call"}
+_SHARDING_NOTES = "xla.sdy."
+_DEVICE_MEMORY = 0  # 5 is the host's (xla/layout.h); the rest differ from backend to backend
 _DEVICE_THREADS = {"", "main", "explicit", "parallel"}
 _CALLS = {"call", "async-start"}
 # Operators that `provenance` handles itself, beside those that have a rule in `transfer`.
@@ -42,6 +47,11 @@ _KNOWN = set(local.RULES) | _STRUCTURE | COLLECTIVES | TRANSFERS
 
 def scan(module: Module) -> Iterator[Violation]:
     """Violations that are visible without following values."""
+    for shape in module.layout:
+        if shape.memory != _DEVICE_MEMORY:
+            yield Violation("host-transfer", f"{shape} enters or leaves in memory {shape.memory}")
+    for note in _places(module.notes):
+        yield Violation("host-transfer", f"{note} may change where the program runs")
     for computation, straight in reachable(module).items():
         if computation.thread not in _DEVICE_THREADS:
             yield Violation(
@@ -50,6 +60,17 @@ def scan(module: Module) -> Iterator[Violation]:
             )
         for i in computation.instructions:
             yield from _instruction(module, i, straight)
+
+
+def trusted_calls(module: Module) -> list[str]:
+    """Custom calls that passed by their names, as no one has registered them in this process."""
+    calls = {i["custom_call_target"] for c in reachable(module) for i in c.instructions}
+    return sorted(calls & BUILT_IN)
+
+
+def _places(notes: dict[str, str]) -> list[str]:
+    known = lambda key: key in _NOTES or key.startswith(_SHARDING_NOTES)  # noqa: E731
+    return [f"{key}={value!r}" for key, value in notes.items() if not known(key)]
 
 
 def reachable(module: Module) -> dict[Computation, bool]:
@@ -97,8 +118,12 @@ def _instruction(module: Module, i: Instruction, straight: bool) -> Iterator[Vio
     def violation(code: str, text: str) -> Violation:
         return Violation(code, text, line=module.line(i), scope=i.scope)
 
-    if any(leaf.memory not in _DEVICE_MEMORY for leaf in i.shape.leaves()):
-        yield violation("host-transfer", "its result lies outside the device's memory")
+    if any(leaf.memory != _DEVICE_MEMORY for leaf in i.shape.leaves()):
+        yield violation("host-transfer", "its result lies outside the device's main memory")
+    for note in _places(i.notes):
+        yield violation("host-transfer", f"{note} may change where it runs")
+    if i["is_composite"]:
+        yield violation("custom-call", "a library's own may run in place of a composite call")
     if i.opcode in TRANSFERS:
         yield violation("host-transfer", f"{i.opcode} moves data off the node")
     elif i.opcode in COLLECTIVES - JUDGED:
@@ -109,8 +134,19 @@ def _instruction(module: Module, i: Instruction, straight: bool) -> Iterator[Vio
         )
     elif i.opcode in COLLECTIVES and _size_fault(i):
         yield violation("wrong-group", _size_fault(i))
-    elif i.opcode == "custom-call" and i["custom_call_target"] not in LOCAL_CALLS:
+    elif i.opcode == "custom-call" and i["custom_call_target"] not in BUILT_IN - registered():
         target = i["custom_call_target"]
         yield violation("custom-call", f"{target!r} is not known to run on the node alone")
+    elif i.opcode == "fusion" and not _compiled_from_its_body(i):
+        yield violation("custom-call", f"a fusion of kind {i['fusion_kind']!r} is not known")
     elif i.opcode not in _KNOWN:
         raise Unauditable(f"{i.name}: expected a known operator, got {i.opcode}")
+
+
+def _compiled_from_its_body(fusion: Instruction) -> bool:
+    if fusion["fusion_kind"] in _KINDS:
+        return True
+    config = fusion.config()
+    of = config.get("fusion_backend_config") or config.get("fusion_config")
+    kind = of.get("kind") if isinstance(of, dict) else None
+    return fusion["fusion_kind"] == "kCustom" and kind in _GENERATORS
