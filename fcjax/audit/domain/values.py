@@ -37,6 +37,8 @@ class Found(NamedTuple):
         return f"{self.name} ({self.number})"
 
 
+CONSTANT = "a constant"  # the origin of a public value that is a function of constants alone
+
 Read = Sum | Statistic | Found  # what a value may be a function of
 
 
@@ -172,8 +174,9 @@ def mixed(instruction: Instruction, shape: Shape, operands: list[Value]) -> Valu
     if not state and not tables:
         weights = [v.origin for v in operands if v.kind is Kind.WEIGHT]
         origins = [f"a value computed from weight {w}" for w in weights]
-        origins += [v.origin for v in operands if v.kind is Kind.PUBLIC]
-        return public(shape, origins[0] if origins else instruction.opcode)
+        origins += [v.origin for v in operands if v.kind is Kind.PUBLIC and v.origin != CONSTANT]
+        of_constants = CONSTANT if operands else instruction.opcode
+        return public(shape, origins[0] if origins else of_constants)
     origins = [f"a use of {v.origin} that looks up no whole rows" for v in tables]
     return Value(
         Kind.STATE,

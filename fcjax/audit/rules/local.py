@@ -11,9 +11,14 @@ from collections.abc import Callable
 
 from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.digits import Digit, Dims
-from fcjax.audit.domain.values import Kind, Trail, Value, mixed, public
+from fcjax.audit.domain.values import CONSTANT, Kind, Trail, Value, mixed, public
 from fcjax.audit.hlo.graph import Instruction, Unauditable
 from fcjax.audit.rules import contraction, lookup
+
+
+def _is_constant(value: Value) -> bool:
+    """Is it made of constants alone? What a weight was made into is public too."""
+    return value.kind is Kind.PUBLIC and value.origin == CONSTANT
 
 
 def _carry(i: Instruction, value: Value, dims: Dims) -> Value:
@@ -112,7 +117,7 @@ def _reduce(i: Instruction, *operands: Value) -> Value | tuple:
     if len(operands) != 2:  # several arrays at once, as for argmax
         return tuple(mixed(i, shape, list(operands)) for shape in i.shape.leaves())
     value, initial = operands
-    if value.kind is not Kind.STATE or initial.kind is not Kind.PUBLIC:
+    if value.kind is not Kind.STATE or not _is_constant(initial):
         return mixed(i, i.shape, list(operands))
     combine = contraction.combines(i.called[0])
     if combine:
@@ -127,7 +132,7 @@ def _reduce_window(i: Instruction, *operands: Value) -> Value | tuple:
         return _mixed(i, *operands)
     value, initial = operands
     windows = i["window"]["dimensions"]
-    if value.kind is not Kind.STATE or initial.kind is not Kind.PUBLIC:
+    if value.kind is not Kind.STATE or not _is_constant(initial):
         return _mixed(i, *operands)
     combine = contraction.combines(i.called[0])
     out = contraction.reduce_runs(i, value, windows, combine) if combine else None
@@ -180,7 +185,7 @@ def _pad(i: Instruction, value: Value, filler: Value) -> Value:
     pads = i["padding_config"]["dimensions"]
     edges = [(p["edge_padding_low"], p["edge_padding_high"]) for p in pads]
     inside = any(p["interior_padding"] for p in pads)
-    if filler.kind is not Kind.PUBLIC or inside or any(min(e) < 0 for e in edges):
+    if not _is_constant(filler) or inside or any(min(e) < 0 for e in edges):
         return mixed(i, i.shape, [value, filler])
     if value.kind is Kind.PUBLIC:
         return mixed(i, i.shape, [value, filler])
@@ -235,7 +240,7 @@ def _gather(i: Instruction, value: Value, index: Value) -> Value:
 
 
 def _source(i: Instruction) -> Value:
-    what = {"partition-id": "the node's number", "iota": "an iota", "constant": "a constant"}
+    what = {"partition-id": "the node's number", "iota": "an iota", "constant": CONSTANT}
     return public(i.shape, what.get(i.opcode, i.opcode))
 
 
