@@ -15,10 +15,13 @@ class Tensor:
     Attributes:
       name: how reports call it, for example "residual" or "layers.0.qkv".
       axes: one axis a dimension.
+      dtype: as HLO names it, for example "f32"; "" for a float of at most 32 bits, and of a public
+        value for any type.
     """
 
     name: str
     axes: tuple[Axis, ...]
+    dtype: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -87,10 +90,12 @@ class Signature:
     results: tuple[Role, ...]
 
 
-def tensor(kind: type[Tensor], name: str, dims: Iterable[str], shape, split=None) -> Tensor:
+def tensor(
+    kind: type[Tensor], name: str, dims: Iterable[str], shape, split=None, dtype=""
+) -> Tensor:
     """A role from letters and the node's own shape, with the split letter if there is one."""
     axes = (Axis(d, n, d == split) for d, n in zip(dims, shape, strict=True))
-    return kind(name, tuple(axes))
+    return kind(name, tuple(axes), dtype)
 
 
 def signature(nodes: int, parameters, results) -> Signature:
