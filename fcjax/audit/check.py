@@ -9,7 +9,7 @@ from fcjax.audit.domain.values import Kind, Statistic, Value, is_split, words
 from fcjax.audit.entry import entry_faults, fits, sharding_faults
 from fcjax.audit.hlo.graph import Instruction, Module, Unauditable, parse
 from fcjax.audit.provenance import Flow, walk
-from fcjax.audit.rules import traffic
+from fcjax.audit.rules import traffic, types
 from fcjax.audit.verdict import Collective, Verdict, Violation
 
 
@@ -40,7 +40,8 @@ def audit_interval(text: str, contract: Contract, shardings=()) -> Verdict:
     check = _Check(module, contract, walk(module, contract.signature, contract.exchanges))
     check.crossings()
     # What never took place explains what came of it, so it is said first.
-    check.causes = [*violations, *traffic.scan(module), *check.missing, *check.causes]
+    visible = (*traffic.scan(module), *types.scan(module, contract.signature))
+    check.causes = [*violations, *visible, *check.missing, *check.causes]
     check.gather()
     check.results()
     check.aliases()
