@@ -1,11 +1,14 @@
 """The audit for any JAX function: the caller says what its inputs and outputs are."""
 
+import pathlib
+
 import jax
 
 from fcjax.audit.check import audit_compiled, audit_interval
-from fcjax.audit.contract import Contract, open_contract
+from fcjax.audit.contract import open_contract
 from fcjax.audit.domain.roles import Signature
-from fcjax.audit.hlo import guard
+from fcjax.audit.hlo import dump
+from fcjax.audit.hlo.graph import Unauditable
 from fcjax.audit.verdict import Verdict
 
 
@@ -17,18 +20,39 @@ def certify(program, roles: Signature, *arguments) -> Verdict:
     leave a node, except one all-gather behind all that if the roles have complete results.
 
     Args:
-      program: a function of `arguments`, the result of ``jax.jit(f).lower(...).compile()``, or the
-        text of an optimized HLO module.
+      program: a function of `arguments`; one that is traced, lowered or compiled
+        (``jax.jit(f).trace(...)``, ``.lower()``, ``.compile()``); the text of an optimized HLO
+        module; or a path of a file that holds one, plain or gzipped.
       roles: of its flat inputs and outputs (`roles.signature`).
       arguments: arrays or ``jax.ShapeDtypeStruct`` with shardings, for a function.
 
     Raises:
-      Unauditable: the program holds something that the audit does not understand.
+      Unauditable: the program holds something that the audit does not understand, or it is no
+        optimized program; the message says what to hand in.
+      OSError: the path cannot be read.
     """
-    if callable(program) and not hasattr(program, "as_text"):
-        # Unused arguments stay, so that the roles' order is that of the compiled parameters.
-        program = jax.jit(program, keep_unused=True).lower(*arguments).compile()
-    contract: Contract = open_contract(roles)
-    if isinstance(program, str):
-        return audit_interval(guard.check(program), contract)
-    return audit_compiled(program, contract)
+    contract = open_contract(roles)
+    if isinstance(program, str | bytes):
+        return audit_interval(dump.text_of(program, "program"), contract)
+    if isinstance(program, pathlib.Path):
+        return audit_interval(dump.text_of(program.read_bytes(), program), contract)
+    return audit_compiled(_compiled(program, arguments), contract)
+
+
+def _compiled(program, arguments) -> jax.stages.Compiled:
+    match program:
+        case jax.stages.Compiled():
+            return program
+        case jax.stages.Lowered():
+            return program.compile()
+        case jax.stages.Traced():
+            return program.lower().compile()
+        case jax.stages.Wrapped():  # a jitted function, with its own donations and layouts
+            return program.lower(*arguments).compile()
+        case _ if callable(program):
+            # Unused arguments stay, so that the roles' order is that of the compiled parameters.
+            return jax.jit(program, keep_unused=True).lower(*arguments).compile()
+    raise Unauditable(
+        f"program: expected a function, what jax.jit(f).trace, .lower or .compile give, HLO text or"
+        f" a path, got a {type(program).__name__}"
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fcjax.audit.domain.roles import Role, Signature, State
+from fcjax.audit.domain.roles import Complete, Role, Signature, State
 from fcjax.audit.hlo.graph import Instruction, Module, Unauditable
 from fcjax.audit.hlo.groups import iota, mesh_devices
 from fcjax.audit.verdict import Violation
@@ -16,11 +16,13 @@ def entry_faults(module: Module, signature: Signature) -> Iterator[Violation]:
         yield Violation(
             "wrong-signature", f"expected {signature.nodes} nodes, got {module.devices} partitions"
         )
+    yield from _role_faults(signature)
     parameters = module.entry.parameters
     if len(parameters) != len(signature.parameters):
         yield Violation(
             "wrong-signature",
-            f"expected {len(signature.parameters)} parameters, got {len(parameters)}",
+            f"expected {len(signature.parameters)} parameters, got {len(parameters)}"
+            " (JAX leaves out unused ones, unless it is told keep_unused=True)",
         )
         return
     for p, role in zip(parameters, signature.parameters, strict=True):
@@ -34,6 +36,19 @@ def entry_faults(module: Module, signature: Signature) -> Iterator[Violation]:
         fault = _sharding_fault(p, role, signature.nodes)
         if fault:
             yield Violation(fault[0], f"{role.name}: {fault[1]}", line=module.line(p))
+
+
+def _role_faults(signature: Signature) -> Iterator[Violation]:
+    """Inputs that are complete, or not to be told apart, by what the caller says of them."""
+    names = [role.name for role in signature.parameters]
+    for name in sorted({n for n in names if names.count(n) > 1}):
+        yield Violation("wrong-signature", f"expected inputs of different names, got two {name}")
+    for role in signature.parameters:
+        if isinstance(role, Complete):
+            yield Violation("complete-entry", f"{role.name}: expected a shard, got complete state")
+        elif isinstance(role, State) and not role.split and signature.nodes > 1:
+            text = f"{role.name}: expected an axis that is split, got state that each node holds"
+            yield Violation("complete-entry", text)
 
 
 def sharding_faults(shardings, signature: Signature) -> Iterator[Violation]:
@@ -52,7 +67,12 @@ def sharding_faults(shardings, signature: Signature) -> Iterator[Violation]:
         devices = getattr(sharding, "_device_assignment", None) or sorted(
             sharding.device_set, key=lambda d: d.id
         )
-        index = sharding.devices_indices_map(whole)
+        try:
+            index = sharding.devices_indices_map(whole)
+        except (IndexError, ValueError):
+            text = f"{role.name}: expected a layout of {whole} over the nodes, got {sharding}"
+            yield Violation("wrong-block", text)
+            continue
         starts = [index[d][along].start for d in devices]
         held = {
             tuple(len(range(*s.indices(n))) for s, n in zip(i, whole, strict=True))
@@ -69,8 +89,10 @@ def sharding_faults(shardings, signature: Signature) -> Iterator[Violation]:
 
 def fits(module: Module, signature: Signature) -> bool:
     """Can the program be followed: are number and shapes of its inputs those of their roles?"""
-    found = [p.shape.dims for p in module.entry.parameters]
-    return module.devices == signature.nodes and found == [r.shape for r in signature.parameters]
+    if any(isinstance(role, Complete) for role in signature.parameters):
+        return False
+    shapes = [p.shape.dims for p in module.entry.parameters]
+    return module.devices == signature.nodes and shapes == [r.shape for r in signature.parameters]
 
 
 def _sharding_fault(p: Instruction, role: Role, nodes: int) -> tuple[str, str] | None:

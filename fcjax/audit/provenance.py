@@ -55,7 +55,7 @@ def entry_value(shape: Shape, role: Role) -> Value:
         case Public():
             return public(shape, f"public input {role.name}").replace(dims=role.digits("state"))
         case Complete():
-            raise ValueError(f"{role.name}: expected a shard of state as input, got complete state")
+            raise Unauditable(f"{role.name}: expected a shard of state as input, got all of it")
 
 
 class _Walker:
