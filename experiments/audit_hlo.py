@@ -6,9 +6,10 @@
       --temperature=0.7 --top_k=20 --top_p=0.9
 
 The first applies the check that every run makes to a file of HLO text, plain or gzipped, or to a
-folder that XLA wrote with --xla_dump_to, in which the interval's programs are picked out. The
-second compiles the interval for l4x2, l4x3, a100x2, h100x2, h100x8, ... and audits that; it needs
-the extra `aot` (`make audit-gpu` sets it up) and no GPU. With --depth=all the interval is the whole
+folder of a run or of --xla_dump_to, in which the interval's programs are picked out at any depth.
+Without --nodes it is judged as a program of as many nodes as its header has partitions. The second
+compiles the interval for l4x2, l4x3, a100x2, h100x2, h100x8, ... and audits that; it needs the
+extra `aot` (`make audit-gpu` sets it up) and no GPU. With --depth=all the interval is the whole
 model, from the embedding to the choice of the next token, which the last flags describe.
 Cost: seconds (a minute for the whole 1.5B), and about 1 GB for a topology.
 
@@ -19,12 +20,14 @@ Exit code 0: clean. 1: a violation. 2: it cannot be audited (no such file, not H
 something that the audit does not understand).
 """
 
+import functools
 import pathlib
 
 from absl import flags
 
 from fcjax import audit, cli
 from fcjax.audit.hlo import dump
+from fcjax.audit.rules import traffic
 from fcjax.decode import aot
 from fcjax.model.config import QWEN25, ModelConfig
 from fcjax.record import certificate
@@ -34,10 +37,10 @@ from fcjax.sharded.ownership import Plan
 from fcjax.sharded.sampling import Sampling
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("hlo", None, "HLO text, plain or gzipped, or a folder of --xla_dump_to.")
+flags.DEFINE_string("hlo", None, "HLO text, plain or gzipped, or a folder with it.")
 flags.DEFINE_string("topology", None, f"GPUs to compile for: {', '.join(aot.TOPOLOGIES)}, ...")
 flags.DEFINE_string("model", "weights/tiny", f"Folder with config.json, or {', '.join(QWEN25)}.")
-flags.DEFINE_integer("nodes", None, "Number of nodes. [2, or as many as the topology has]")
+flags.DEFINE_integer("nodes", None, "Number of nodes. [as the program or the topology has]")
 flags.DEFINE_integer("layer", 0, "The interval's first layer.")
 flags.DEFINE_string("depth", "1", "How many whole layers it runs, or all.")
 flags.DEFINE_float("temperature", 0.0, "Of the next token's choice, inside with --depth=all.")
@@ -66,15 +69,20 @@ def main(_):
 
 
 def audit_saved(cfg, interval, sampling) -> list[audit.Verdict]:
-    model = ShardedModel(Plan(cfg, FLAGS.nodes or 2), interval, sampling)
     verdicts = []
     for name, text in dump.read(FLAGS.hlo).items():
         module = audit.parse(text)
-        found = dump.sizes(module, lambda *sizes: interval_contract(model, *sizes))
+        model = ShardedModel(Plan(cfg, FLAGS.nodes or module.devices), interval, sampling)
+        contract_of = functools.partial(interval_contract, model)
         asked = (FLAGS.batch, FLAGS.tokens, FLAGS.length)
+        found = dump.sizes(module, contract_of)
         sizes = [a if a is not None else f for a, f in zip(asked, found, strict=True)]
-        verdicts.append(audit.audit_interval(text, interval_contract(model, *sizes)))
-        print(verdicts[-1].text(f"{name}, {said(model, sizes)}") + "\n")
+        verdicts.append(audit.audit_interval(text, contract_of(*sizes)))
+        whose = "" if FLAGS.nodes else " (nodes: as its header has partitions)"
+        print(verdicts[-1].text(f"{name}, {said(model, sizes)}{whose}"))
+        for call in traffic.trusted_calls(module):
+            print(f"custom call {call}: taken for XLA's own by its name alone")
+        print()
     return verdicts
 
 

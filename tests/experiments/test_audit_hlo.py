@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
+from jaxlib import _hlo
 
 from experiments.adversary import planted
 from experiments.adversary.programs import interval, leak
@@ -31,6 +33,7 @@ def files(tmp_path_factory):
     (folder / "honest.hlo.gz").write_bytes(gzip.compress((folder / "honest.hlo").read_bytes()))
     gathers, _ = interval(cfg=CFG, patches=[leak(planted.gather)])
     (folder / "gathers.hlo").write_text(gathers)
+    (folder / "three.hlo").write_text(interval(3, cfg=CFG)[0])
     crash = gathers.replace(" parameter(0)", " parameter(7)", 1)
     (folder / "crash.hlo").write_text(crash)
     (folder / "garbage.hlo").write_bytes(bytes(range(256)))
@@ -41,6 +44,12 @@ def files(tmp_path_factory):
         "  %a = f32[4]{0} parameter(0)\n"
         "  ROOT %b = f32[4]{0} copy(%a)\n}\n"
     )
+    x = jax.numpy.ones((4, 4))
+    lowered = jax.jit(lambda x: x @ x).lower(x)
+    (folder / "lowered.mlir").write_text(lowered.as_text())
+    module = _hlo.hlo_module_from_text(gathers)
+    (folder / "program.hlo.pb").write_bytes(module.as_serialized_hlo_module_proto())
+    (folder / "unoptimised.hlo").write_text(gathers.replace(", is_scheduled=true", "", 1))
     return folder
 
 
@@ -53,6 +62,14 @@ def test_a_clean_program(files):
         f"layers.{x}" for x in ("0.qkv", "0.out", "0.gate_up", "0.down", "1.qkv")
     ]
     assert "(outside the claim)" in done.stdout
+    assert "2 nodes, " in done.stdout and "as its header has partitions" in done.stdout
+
+
+def test_the_number_of_nodes_is_read_from_the_program(files):
+    done = run(f"--hlo={files / 'three.hlo'}")
+    assert done.returncode == 0 and "3 nodes, " in done.stdout, done.stdout + done.stderr
+    done = run(f"--hlo={files / 'three.hlo'}", "--nodes=2")
+    assert done.returncode == 1 and "expected 2 nodes, got 3 partitions" in done.stdout
 
 
 def test_a_violation_shows_the_instruction(files):
@@ -68,6 +85,9 @@ def test_a_violation_shows_the_instruction(files):
         (["--hlo=no/such.hlo"], "No such file"),
         (["--hlo={}/garbage.hlo"], "expected HLO text"),
         (["--hlo={}/foreign.hlo"], "another program"),
+        (["--hlo={}/lowered.mlir"], "StableHLO, which no compiler has seen; hand in"),
+        (["--hlo={}/program.hlo.pb"], "a serialized module or no module; hand in"),
+        (["--hlo={}/unoptimised.hlo"], "not optimized; hand in"),
         (["--hlo={}/crash.hlo"], "parser crashed"),
         (["--hlo={}", "--topology=l4x2"], "either --hlo or --topology"),
         (["--topology=x9x2"], "expected one of"),
@@ -127,7 +147,7 @@ def test_a_dump_of_the_whole_model(tmp_path):
 def test_reading_dumps(files, tmp_path):
     (text,) = dump.read(files / "honest.hlo").values()
     assert dump.read(files / "honest.hlo.gz") == {"honest.hlo.gz": text}
-    with pytest.raises(audit.Unauditable, match="plain or gzipped"):
+    with pytest.raises(audit.Unauditable, match="expected HLO text"):
         dump.read(files / "cut.hlo.gz")
     with pytest.raises(audit.Unauditable, match="no [*]after_optimizations"):
         dump.read(tmp_path)
@@ -136,3 +156,8 @@ def test_reading_dumps(files, tmp_path):
         dump.read(tmp_path)
     (tmp_path / "module_2.jit_f.cpu_after_optimizations.txt").write_text(text)
     assert list(dump.read(tmp_path).values()) == [text]
+    nested = tmp_path / "run" / "audit_T1"
+    nested.mkdir(parents=True)
+    (nested / "interval.hlo").write_text(text)
+    assert dump.read(nested) == {"interval.hlo": text}
+    assert "run/audit_T1/interval.hlo" in dump.read(tmp_path)
