@@ -56,6 +56,7 @@ def honest(options) -> int:
 
 def planted(options) -> int:
     from experiments.adversary.planted import PLANTED, N
+    from experiments.adversary.planted_outside import PLANTED_OUTSIDE
     from experiments.adversary.planted_whole import PLANTED_WHOLE
     from experiments.adversary.programs import interval
 
@@ -64,7 +65,7 @@ def planted(options) -> int:
         print(f"they are written for {N} nodes")
         return 0
     ends = collections.Counter()
-    every = PLANTED | PLANTED_WHOLE
+    every = PLANTED | PLANTED_OUTSIDE | PLANTED_WHOLE
     for name, (code, case) in every.items():
         try:
             text, contract = interval(**case | options)

@@ -3,10 +3,11 @@
 import pytest
 
 from experiments.adversary.planted import PLANTED
+from experiments.adversary.planted_outside import PLANTED_OUTSIDE
 from experiments.adversary.planted_whole import PLANTED_WHOLE
 from experiments.adversary.programs import verdict
 
-ALL = PLANTED | PLANTED_WHOLE
+ALL = PLANTED | PLANTED_OUTSIDE | PLANTED_WHOLE
 
 
 @pytest.mark.parametrize("name", ALL)
