@@ -2,10 +2,14 @@
 
 import re
 
+import jax
 import pytest
+from jaxlib import xla_client
 
 from experiments.adversary.programs import honest
 from fcjax import audit
+from fcjax.audit.hlo.registry import registered
+from fcjax.audit.rules import traffic
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +75,50 @@ def _add_result(text):
     return _one(r"(entry_computation_layout=\{\(.*?\)->\(.*?)\)\}", rf"\1, {more})}}", text)
 
 
+def _bare(text):
+    """Without what the text says of the entry's shapes before it comes to the instructions."""
+    text = _one(r", entry_computation_layout=\{.*?\}(?=, \w+=|$)", "", text)
+    return _one(r"^(ENTRY %\S+) .* \{$", r"\1 {", text)
+
+
+def _entry_in(dtype, through="convert(%wide)"):
+    """The residual that comes in has another type, and is taken back to its own."""
+
+    def edit(text):
+        parameter = r"^  %X = f32(\S+) parameter\((\d+)\)(.*)$"
+        lines = rf"  %wide = {dtype}\1 parameter(\2)\n  %X = f32\1 {through}"
+        return _one(parameter, lines, _bare(text))
+
+    return edit
+
+
+def _exit_in(dtype, n):
+    """The n-th result leaves in another type."""
+
+    def edit(text):
+        shapes, values = re.search(r"ROOT %\S+ = \((.*)\) tuple\((.*)\)", text).groups()
+        shapes = re.findall(r"\w+\[[\d,]*\]\{[\d,]*\}", shapes)
+        values = values.split(", ")
+        wide = shapes[n].replace("f32", dtype)
+        opcode = "convert" if dtype != "c64" else "complex"
+        operands = values[n] if dtype != "c64" else f"{values[n]}, {values[n]}"
+        shapes[n], values[n] = wide, "%wide"
+        root = f"  %wide = {wide} {opcode}({operands})\n  ROOT %tuple.0 = ({', '.join(shapes)}) "
+        return _one(r"^  ROOT .* tuple\(.*$", f"{root}tuple({', '.join(values)})", _bare(text))
+
+    return edit
+
+
+def _called(attributes):
+    """The residual that comes in goes through a call on its way."""
+    call = (
+        "%called (p: f32[2,1,13]) -> f32[2,1,13] {\n  %p = f32[2,1,13]{2,1,0} parameter(0)\n"
+        "  ROOT %n = f32[2,1,13]{2,1,0} negate(%p)\n}\n\nENTRY "
+    )
+    before = _before_root(f"  %c = f32[2,1,13]{{2,1,0}} {attributes}\n")
+    return lambda text: before(text).replace("ENTRY ", call, 1)
+
+
 FORGED = {
     "two of three nodes": ("wrong-group", _groups("{{0,1},{2}}")),
     "another order of owners": ("wrong-owner", _groups("{{1,0,2}}")),
@@ -132,6 +180,44 @@ FORGED = {
             " channel_id=9, source_target_pairs={{0,1},{1,2},{2,0}}\n"
             "  %d = f32[2,1,13]{2,1,0} collective-permute-done(%s)\n"),
     ),
+    "input in f64": ("wrong-type", _entry_in("f64")),
+    "input of complex numbers": ("wrong-type", _entry_in("c64", "real(%wide)")),
+    "residual leaves in f64": ("wrong-type", _exit_in("f64", 0)),
+    "a cache of complex numbers": ("wrong-type", _exit_in("c64", -1)),
+    "result in host memory, by the layout alone": (
+        "host-transfer", lambda t: _one(
+            r"(entry_computation_layout=\{\(.*?\)->\(f32\[[\d,]*\]\{[\d,]*)\}", r"\1:S(5)}", t),
+    ),
+    "a copy in another memory": (
+        "host-transfer", _before_root("  %c = f32[2,1,13]{2,1,0:S(1)} copy(%X)\n"),
+    ),
+    "an asynchronous copy in another memory": (
+        "host-transfer", _before_root(
+            "  %s = (f32[2,1,13]{2,1,0:S(2)}, f32[2,1,13]{2,1,0}, u32[]) copy-start(%X)\n"
+            "  %d = f32[2,1,13]{2,1,0:S(2)} copy-done(%s)\n"),
+    ),
+    "a call on the host": (
+        "host-transfer", _called("call(%X), to_apply=%called,"
+                                 ' frontend_attributes={_xla_compute_type="host"}'),
+    ),
+    "a note on the module": (
+        "host-transfer", lambda t: _one(r"^(HloModule .*)$",
+                                        r'\1, frontend_attributes={_xla_compute_type="host"}', t),
+    ),
+    "a composite call": (
+        "custom-call", _called("call(%X), to_apply=%called, is_composite=true,"
+                               ' frontend_attributes={composite.name="f",composite.version="1"}'),
+    ),
+    "a fusion by a library": (
+        "custom-call", _called("fusion(%X), kind=kCustom, calls=%called, backend_config="
+                               '{"fusion_backend_config":{"kind":"__custom_fusion"}}'),
+    ),
+    "a fusion by no one": ("custom-call", _called("fusion(%X), kind=kCustom, calls=%called")),
+    "a library's sort": (
+        "custom-call", _before_root(
+            '  %c = f32[2,1,13]{2,1,0} custom-call(%X), custom_call_target='
+            '"__cub$DeviceRadixSort"\n'),
+    ),
     "an asynchronous gather of two values": (
         "extra-gather", _before_root(
             "  %s = ((f32[2,1,13]{2,1,0}, f32[2,1,13]{2,1,0}), (f32[2,1,39]{2,1,0},"
@@ -155,3 +241,24 @@ def test_forged(name, program):
     assert changed != text
     found = audit.audit_interval(changed, contract)
     assert code in {v.code for v in found.violations}, str(found)[:3000]
+
+
+def test_a_name_counts_only_while_no_one_has_registered_it(program, monkeypatch):
+    text, contract = program
+    call = '  %c = (f32[2,1,3], s32[2,1,3]) custom-call(%X), custom_call_target="TopK"\n'
+    residual = [r.name for r in contract.signature.parameters].index("residual")
+    x = re.search(rf"%(\S+) = \S+ parameter\({residual}\)", text.split("\nENTRY ")[1])[1]
+    changed = _before_root(call.replace("%X", f"%{x}"))(text)
+    assert audit.audit_interval(changed, contract).ok
+    assert traffic.trusted_calls(audit.parse(changed)) == ["TopK"]
+    monkeypatch.setattr(traffic, "registered", lambda: {"TopK"})
+    found = audit.audit_interval(changed, contract)
+    assert [v.code for v in found.violations] == ["custom-call"]
+
+
+def test_what_is_registered_is_known():
+    handler = xla_client.custom_call_targets("cpu")["xla_ffi_python_cpu_callback"]
+    assert "xla_ffi_python_cpu_callback" in registered() and "a target" not in registered()
+    jax.ffi.register_ffi_target("a target", handler, platform="cpu")
+    jax.ffi.register_ffi_target("a later target", {}, platform="ROCM")
+    assert {"a target", "a later target"} <= registered()
