@@ -7,7 +7,6 @@ from fcjax.audit.crossing import Again, Contraction, Crossing, Gathered, Statist
 from fcjax.audit.domain.roles import Complete, Public, State
 from fcjax.audit.domain.values import Kind, Statistic, Value, is_split, words
 from fcjax.audit.entry import entry_faults, fits, sharding_faults
-from fcjax.audit.hlo.dump import HAND_IN
 from fcjax.audit.hlo.graph import Instruction, Module, Unauditable, parse
 from fcjax.audit.provenance import Flow, walk
 from fcjax.audit.rules import traffic, types
@@ -33,8 +32,7 @@ def audit_interval(text: str, contract: Contract, shardings=()) -> Verdict:
     """
     module = parse(text)
     if not module.scheduled:
-        text = f"{module.name}: expected a scheduled module, got one that is not optimized"
-        raise Unauditable(f"{text}; {HAND_IN}")
+        raise Unauditable(f"{module.name}: expected a scheduled module, got one without an order")
     violations = [*entry_faults(module, contract.signature)]
     violations += sharding_faults(shardings, contract.signature)
     if not fits(module, contract.signature):

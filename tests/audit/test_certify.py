@@ -1,11 +1,16 @@
 """`certify`: the audit of functions that know nothing of this project."""
 
+import dataclasses
+import gzip
+
 import jax
 import jax.numpy as jnp
 import pytest
+from jaxlib import _hlo
 
 from fcjax import audit
 from fcjax.audit import Complete, State, Weight, entry, tensor
+from fcjax.audit.domain.digits import Axis
 from fcjax.mesh import AXIS, make_mesh
 
 D, F, B, N = 26, 34, 3, 2
@@ -26,7 +31,8 @@ def _roles(result=None):
 SHARDS = jax.P(None, AXIS)
 
 
-def _certify(fn, out=SHARDS, roles=None):
+def _mapped(fn, out=SHARDS):
+    """A function over the nodes, and its arguments."""
     mesh = make_mesh(N)
     specs = (SHARDS, jax.P(AXIS), jax.P(AXIS))
     shapes = ((B, D), (D, F), (F, D))
@@ -34,7 +40,11 @@ def _certify(fn, out=SHARDS, roles=None):
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=jax.NamedSharding(mesh, spec))
         for shape, spec in zip(shapes, specs, strict=True)
     ]
-    mapped = jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=out)
+    return jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=out), arguments
+
+
+def _certify(fn, out=SHARDS, roles=None):
+    mapped, arguments = _mapped(fn, out)
     return audit.certify(mapped, roles or _roles(), *arguments)
 
 
@@ -78,6 +88,64 @@ def test_violations(code, fn):
 def test_the_number_of_roles_must_fit():
     roles = audit.Signature(N, _roles().parameters[:2], _roles().results)
     assert [v.code for v in _certify(_mlp, roles=roles).violations] == ["wrong-signature"]
+
+
+def test_every_stage_of_a_program_is_taken(tmp_path):
+    mapped, arguments = _mapped(_mlp)
+    jitted = jax.jit(mapped)
+    lowered = jitted.lower(*arguments)
+    text = lowered.compile().as_text()
+    (tmp_path / "program.hlo").write_text(text)
+    forms = [
+        jitted.trace(*arguments), lowered, lowered.compile(), text, text.encode(),
+        gzip.compress(text.encode()), tmp_path / "program.hlo",
+    ]  # fmt: skip
+    verdicts = [audit.certify(jitted, _roles(), *arguments)]
+    verdicts += [audit.certify(form, _roles()) for form in forms]
+    assert all(v.ok and len(v.before) == 2 for v in verdicts)
+
+
+def test_what_is_no_optimized_program_is_refused_in_a_line():
+    mapped, arguments = _mapped(_mlp)
+    lowered = jax.jit(mapped).lower(*arguments)
+    module = _hlo.hlo_module_from_text(lowered.as_text("hlo"))
+    for form in (
+        lowered.as_text(),  # StableHLO
+        lowered.as_text("hlo"),  # before XLA's passes
+        module.as_serialized_hlo_module_proto(),
+        "", b"\x1f\x8b\x00", "HloModule",
+    ):  # fmt: skip
+        with pytest.raises(audit.Unauditable, match="hand in the text") as e:
+            audit.certify(form, _roles())
+        assert "\n" not in str(e.value)
+    with pytest.raises(audit.Unauditable, match="got a int"):
+        audit.certify(7, _roles())
+
+
+def _with(n, **changes):
+    """The roles with another n-th input."""
+    inputs = list(_roles().parameters)
+    inputs[n] = dataclasses.replace(inputs[n], **changes)
+    return audit.Signature(N, tuple(inputs), _roles().results)
+
+
+HALF = Axis("D", D // N)
+
+
+@pytest.mark.parametrize(
+    ("code", "roles"),
+    [
+        ("complete-entry", _with(0, axes=(*_roles().parameters[0].axes, Axis("E", 1)))),
+        ("complete-entry", _with(0, axes=(Axis("D", D, split=True),))),
+        ("wrong-block", _with(1, axes=(Axis("D", D // N, split=True),))),
+        ("complete-entry", _with(0, axes=(Axis("B", B), HALF))),  # each node holds both halves
+        ("wrong-signature", _with(1, name="down")),
+        ("wrong-type", _with(0, dtype="f64")),
+        ("wrong-type", _with(1, dtype="s8")),
+    ],
+)
+def test_roles_that_do_not_fit(code, roles):
+    assert code in {v.code for v in _certify(_mlp, roles=roles).violations}
 
 
 @pytest.mark.parametrize(
@@ -179,6 +247,19 @@ def test_nothing_crosses_once_the_gather_has_started():
     )
     found = audit.certify(mapped, roles, *arguments)
     assert "schedule" in {v.code for v in found.violations}, str(found)
+
+
+def test_two_inputs_that_together_are_complete():
+    """Halves of the state, which each node holds whole; or one half under both names."""
+    mesh = make_mesh(N)
+    half = jax.ShapeDtypeStruct((B, D), jnp.float32, sharding=jax.NamedSharding(mesh, jax.P()))
+    mapped = jax.shard_map(jnp.add, mesh=mesh, in_specs=(jax.P(), jax.P()), out_specs=jax.P())
+    for split in (None, "D"):
+        size = D // N if split else D
+        left, right = (tensor(State, name, "BD", (B, size), split) for name in ("left", "right"))
+        found = audit.certify(mapped, audit.signature(N, [left, right], left), half, half)
+        codes = [v.code for v in found.violations]
+        assert codes.count("complete-entry") >= 2, str(found)
 
 
 V = 50

@@ -4,11 +4,15 @@ A damaged program may only pass if it means the same: every transfer, its operan
 everything else that the verdict lists must be those of the honest one.
 """
 
+import collections
+import functools
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +22,7 @@ from experiments.adversary.programs import WHOLE, honest
 from fcjax import audit
 from fcjax.audit import Public, State, Weight, tensor
 from fcjax.audit.hlo import guard
+from fcjax.mesh import AXIS, make_mesh
 from fcjax.sharded.sampling import Sampling
 
 
@@ -103,3 +108,62 @@ def test_foreign_programs(name, program):
             assert "expected" in str(e)  # and says what
         else:
             assert not found.before and not found.after
+
+
+def _programs():
+    """Programs that move state, weights or nothing: (what certify takes, its input shapes)."""
+    mesh = make_mesh(2)
+    scatter = functools.partial(jax.lax.psum_scatter, axis_name=AXIS, tiled=True)
+    gather = functools.partial(jax.lax.all_gather, axis_name=AXIS, tiled=True)
+    functions = [
+        lambda x, w: (scatter(x @ w, scatter_dimension=1), x),
+        lambda x, w: (gather(x, axis=1) * 2, w),
+        lambda x, w: (x * jax.lax.psum(jnp.sum(x * x), AXIS), w + 1),
+    ]
+    specs = (jax.P(None, AXIS), jax.P(AXIS))
+    arguments = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+        for shape, spec in zip(((3, 8), (8, 6)), specs, strict=True)
+    ]
+    for fn in functions:
+        mapped = jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=(specs[0], jax.P(AXIS)))
+        lowered = jax.jit(mapped).lower(*arguments)
+        compiled = lowered.compile()
+        yield from [compiled] * 9  # the others start a compiler or a process each time
+        yield from (lowered, compiled.as_text(), lowered.as_text(), lowered.as_text("hlo"))
+
+
+def _any_roles(rng):
+    """Roles near those of the programs: of any kind, rank, size, type and split."""
+
+    def role(name, shape):
+        if rng.random() < 0.3:
+            shape = [rng.choice([0, 1, 2, 3, 4, 6, 8]) for _ in range(rng.randrange(4))]
+        split = rng.choice([None, *"ABCD"[: len(shape)]])
+        kind = rng.choice([State, Weight, Public, audit.Table, audit.Complete])
+        dtype = rng.choice(["", "", "", "f32", "f64", "s8", "no such type"])
+        return tensor(
+            kind, rng.choice([name, name, "x"]), "ABCD"[: len(shape)], shape, split, dtype
+        )
+
+    inputs, results = [(3, 4), (4, 6)], [(3, 3), (3, 4)]
+    sides = (
+        tuple(role(f"{side}{n}", shape) for n, shape in enumerate(shapes[: rng.choice([1, 2, 2])]))
+        for side, shapes in (("x", inputs), ("y", results))
+    )
+    return audit.Signature(rng.choice([1, 2, 2, 2, 3]), *sides)
+
+
+def test_any_roles_with_any_program():
+    rng, ends = random.Random(7), collections.Counter()
+    programs, end = list(_programs()), time.monotonic() + 9
+    while time.monotonic() < end:
+        try:
+            found = audit.certify(rng.choice(programs), _any_roles(rng))
+            ends["clean" if found.ok else "violation"] += 1
+            str(found), found.text("any"), found.to_json()
+        except audit.Unauditable as e:
+            assert "expected" in str(e)
+            ends["refused"] += 1
+    print(f"\n{dict(ends)}")
+    assert ends["violation"] > 20 and ends["refused"] > 5

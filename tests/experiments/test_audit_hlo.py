@@ -87,7 +87,7 @@ def test_a_violation_shows_the_instruction(files):
         (["--hlo={}/foreign.hlo"], "another program"),
         (["--hlo={}/lowered.mlir"], "StableHLO, which no compiler has seen; hand in"),
         (["--hlo={}/program.hlo.pb"], "a serialized module or no module; hand in"),
-        (["--hlo={}/unoptimised.hlo"], "not optimized; hand in"),
+        (["--hlo={}/unoptimised.hlo"], "expected an optimized module, got one without"),
         (["--hlo={}/crash.hlo"], "parser crashed"),
         (["--hlo={}", "--topology=l4x2"], "either --hlo or --topology"),
         (["--topology=x9x2"], "expected one of"),
@@ -151,7 +151,9 @@ def test_reading_dumps(files, tmp_path):
         dump.read(files / "cut.hlo.gz")
     with pytest.raises(audit.Unauditable, match="no [*]after_optimizations"):
         dump.read(tmp_path)
-    (tmp_path / "module_1.jit_f.cpu_after_optimizations.txt").write_text("HloModule jit_f, x")
+    (tmp_path / "module_1.jit_f.cpu_after_optimizations.txt").write_text(
+        "HloModule jit_f, is_scheduled=true"
+    )
     with pytest.raises(audit.Unauditable, match="jit_f"):
         dump.read(tmp_path)
     (tmp_path / "module_2.jit_f.cpu_after_optimizations.txt").write_text(text)

@@ -15,7 +15,7 @@ INTERVAL = ("_run_interval", "_run_whole")
 # program that a run keeps beside its certificate.
 _PROGRAMS = ("*after_optimizations.txt", "*after_optimizations.txt.gz", "interval.hlo")
 _HEADER = re.compile(r"HloModule ([^\s,]+)")
-HAND_IN = (
+_HAND_IN = (
     "hand in the text of the optimized program, as compiled.as_text() or --xla_dump_to with"
     " --xla_dump_hlo_as_text (...after_optimizations.txt) give it"
 )
@@ -61,10 +61,13 @@ def text_of(data: bytes | str, where) -> str:
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as e:
         # A serialized module does not hold on how many partitions it runs.
         got = "a serialized module or no module" if isinstance(e, UnicodeDecodeError) else e
-        raise Unauditable(f"{where}: expected HLO text, got {got}; {HAND_IN}") from None
+        raise Unauditable(f"{where}: expected HLO text, got {got}; {_HAND_IN}") from None
     if not _HEADER.match(text):
         got = "StableHLO, which no compiler has seen" if "stablehlo." in text else "another text"
-        raise Unauditable(f"{where}: expected HLO text, got {got}; {HAND_IN}")
+        raise Unauditable(f"{where}: expected HLO text, got {got}; {_HAND_IN}")
+    if ", is_scheduled=true" not in text.partition("\n")[0]:
+        got = "one without an order, as it is before XLA's passes"
+        raise Unauditable(f"{where}: expected an optimized module, got {got}; {_HAND_IN}")
     return guard.check(text)
 
 
