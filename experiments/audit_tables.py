@@ -19,11 +19,12 @@ import collections
 from absl import flags
 
 from fcjax import audit, cli
+from fcjax.commands import shared_flags
 from fcjax.decode import aot
 from fcjax.mesh import use_platform
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("topology", None, f"GPUs to compile for: {', '.join(aot.TOPOLOGIES)}, ...")
+shared_flags.topology()
 flags.DEFINE_integer("every", 1, "Make every so-many-th of the transfer mutants.", lower_bound=1)
 
 
@@ -47,9 +48,9 @@ def honest(options) -> int:
     for name, case in HONEST.items():
         if options and case.get("nodes", 2) != options["nodes"]:
             continue
-        found = audit.audit_interval(*interval(**case | options))
-        print(f"{name:45} {str(found).splitlines()[0]}", flush=True)
-        failures, count = failures + (not found.ok), count + 1
+        verdict = audit.audit_interval(*interval(**case | options))
+        print(f"{name:45} {str(verdict).splitlines()[0]}", flush=True)
+        failures, count = failures + (not verdict.ok), count + 1
     print(f"{count} honest programs, {failures} flagged")
     return failures
 

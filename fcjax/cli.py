@@ -4,23 +4,29 @@ Exit code 0: done. 1: an audit, a parity check or a verification failed. 2: bad 
 line; the traceback is shown with --verbosity=1.
 """
 
+import os
 import pathlib
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from absl import app, flags, logging
 
+HELP = ("--help", "-h", "-help", "-?")
 
-def run(main, arguments: Sequence[str] = ()) -> None:
+
+def run(main, arguments: Sequence[str] = (), about: str | None = None) -> None:
     """Parse absl flags and run ``main(argv)``; its return value is the exit code.
 
     Args:
       main: gets the program's name and its arguments that are no flags.
       arguments: what those are called; more are refused, fewer are for `main` to judge.
+      about: what --help says above the flags of the module of `main`. [that module's docstring]
     """
-    if any(arg in ("--help", "-h", "-help", "-?") for arg in sys.argv[1:]):
-        app.usage(shorthelp=True, writeto_stdout=True)
+    if any(arg in HELP for arg in sys.argv[1:]):
+        print(about or sys.modules[main.__module__].__doc__)
+        print(f"flags:\n{flags.FLAGS.module_help(main.__module__)}")
         sys.exit(0)
     app.run(lambda argv: _guarded(main, argv), flags_parser=lambda argv: _parse(argv, arguments))
 
@@ -29,10 +35,10 @@ def _parse(argv, arguments):
     try:
         rest = flags.FLAGS(argv)
     except flags.Error as e:
-        _refuse(e)
+        refuse(e)
     if len(rest) - 1 > len(arguments):
         expected = f"flags and {' '.join(arguments)}" if arguments else "flags only"
-        _refuse(f"arguments: expected {expected}, got {rest[1:]}")
+        refuse(f"arguments: expected {expected}, got {rest[1:]}")
     return rest
 
 
@@ -41,13 +47,13 @@ def _guarded(main, argv):
         return main(argv)
     except OSError as e:
         logging.debug("bad input", exc_info=True)
-        _refuse(e)
+        refuse(e)
     except ValueError as e:
         # One that a library raised, for instance while JAX traces, is a fault of this code.
         if not _raised_here(e):
             raise
         logging.debug("bad input", exc_info=True)
-        _refuse(e)
+        refuse(e)
 
 
 def _raised_here(error: Exception) -> bool:
@@ -60,7 +66,8 @@ def _raised_here(error: Exception) -> bool:
     return ours and frame.line.startswith("raise ")
 
 
-def _refuse(what) -> None:
+def refuse(what) -> NoReturn:
+    """End the process with exit code 2 and one line that says why."""
     print("error: " + " ".join(str(what).split()), file=sys.stderr)
     sys.exit(2)
 
@@ -81,6 +88,16 @@ def numbers(flag: str, values: list[str]) -> list[int]:
     return [int(v) for v in values]
 
 
-def flag_values() -> dict:
-    """The program's own flags, without absl's."""
-    return {f.name: f.value for f in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
+def flag_values(module: str) -> dict:
+    """The flags that a program's module has defined, without absl's."""
+    return {f.name: f.value for f in flags.FLAGS.get_key_flags_for_module(module)}
+
+
+def python(*arguments: str) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of a new Python process that imports this very package.
+
+    Without -P it would take an `fcjax` of the current folder before the installed one.
+    """
+    path = [str(pathlib.Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+    return [sys.executable, "-P", *arguments], environment

@@ -196,10 +196,15 @@ def start_process(folder: pathlib.Path, index: int, lock: int, listener: Listene
     Raises:
       StartFailed: it came to no end; its folder has been put aside.
     """
-    command = [sys.executable, "-m", "fcjax.cold_starts", str(folder), str(index)]
+    command, environment = cli.python("-m", "fcjax.cold_starts", str(folder), str(index))
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, pass_fds=(lock,)
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            pass_fds=(lock,),
+            env=environment,
         )
         said = []
         try:

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+from fcjax import commands
+
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -18,11 +20,16 @@ def test_the_example_prints_what_the_readme_says():
 
 
 def test_programs_that_the_readme_names_exist():
-    programs = set(re.findall(r"python -m ((?:experiments|weights)\.\w+)", README))
-    found = {
+    named = set(re.findall(r"python -m ((?:experiments|weights)\.\w+)", README))
+    programs = {
         f"{folder}.{path.stem}"
         for folder in ("experiments", "weights")
         for path in (ROOT / folder).glob("*.py")
-        if "cli.run(main" in path.read_text()
+        if '__name__ == "__main__"' in path.read_text()
     }
-    assert programs == found
+    assert named == programs
+
+
+def test_the_command_has_the_programs_that_the_readme_names():
+    rows = re.findall(r"^\| `python -m experiments\.\w+`, `fcjax ([\w-]+)` \|", README, re.M)
+    assert rows == list(commands.NAMES)

@@ -1,13 +1,8 @@
-"""What a step costs beside its beside, all of them timed in this one run.
+"""What a step costs beside its peers, all of them timed in this one run.
 
-    python -m experiments.benchmark --model=models/qwen2.5-1.5b-random
-
-Cost at 1.5B: 20 GB of memory (three copies of the weights at a time) and about fifteen minutes. The
-packaged tiny model takes seconds but says nothing about speed, since it fits in the cache. Expected
-at 1.5B on two cores: a layer on shards within 1.15 x the unsharded one; the decode with every layer
-on shards within 1.11 x the unsharded reference and faster than transformers on torch in f32; the
-bytes that the programs move are those of the plan's formula; recording takes at most 10 % of a
-step.
+A layer and a decode step: on shards, under ordinary tensor parallelism, unsharded, and with
+transformers on torch if that is installed; the bytes that the programs move; what recording takes.
+Three copies of the weights are in memory at a time.
 """
 
 import gc
@@ -16,8 +11,9 @@ import statistics
 
 from absl import flags
 
-from fcjax import cli, hub
+from fcjax import hub
 from fcjax.bench import peers, timing, traffic
+from fcjax.commands import shared_flags
 from fcjax.decode.audited import Programs
 from fcjax.decode.decoder import Decoder
 from fcjax.mesh import make_mesh, use_platform
@@ -28,20 +24,23 @@ from fcjax.sharded.ownership import Plan
 from fcjax.sharded.programs import TensorParallel, compile
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("model", "weights/tiny", "Folder with config.json and weights, or a hub id.")
-flags.DEFINE_enum("platform", "cpu", ["cpu", "cuda"], "Where the nodes are; cpu emulates them.")
-flags.DEFINE_integer("nodes", 2, "Number of nodes that the state is cut over.")
-flags.DEFINE_integer("context", 128, "Tokens in the caches when a step is timed.", lower_bound=1)
-flags.DEFINE_integer("rounds", 9, "Counted rounds.", lower_bound=1)
-flags.DEFINE_bool("torch", True, "Time transformers on torch too, if it is installed.")
 
 BASE, SHARDS, PEER = "unsharded Flax", "every layer on shards", "tensor parallel"
 RECORDED = 20  # steps
 
 
+def define_flags():
+    shared_flags.model()
+    shared_flags.platform()
+    shared_flags.nodes()
+    flags.DEFINE_integer("context", 128, "Tokens in the caches when a step is timed.", 1)
+    flags.DEFINE_integer("rounds", 9, "Counted rounds.", lower_bound=1)
+    flags.DEFINE_bool("torch", True, "Time transformers on torch too, if it is installed.")
+
+
 def main(_):
     use_platform(FLAGS.platform, FLAGS.nodes)
-    folder = hub.model_folder(FLAGS.model)
+    folder = hub.model_folder(shared_flags.model_path())
     source = checkpoint.open_folder(folder)
     plan, mesh, length = Plan(source.cfg, FLAGS.nodes), make_mesh(FLAGS.nodes), FLAGS.context + 1
     whole, peer = ShardedModel(plan, Interval(0, source.cfg.L)), TensorParallel(plan)
@@ -85,12 +84,8 @@ def main(_):
     )
     del unsharded
     gc.collect()
-    found = peers.recording(FLAGS.model, source, laid_out[SHARDS], FLAGS.platform, RECORDED)
+    cost = peers.recording(FLAGS.model, source, laid_out[SHARDS], FLAGS.platform, RECORDED)
     print(
-        f"\nrecording {RECORDED} steps with every layer on shards: {found['share']:.1%} of the"
-        f" programs' time, {1e3 * found['seconds'] / RECORDED:.2f} ms a step"
+        f"\nrecording {RECORDED} steps with every layer on shards: {cost['share']:.1%} of the"
+        f" programs' time, {1e3 * cost['seconds'] / RECORDED:.2f} ms a step"
     )
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -1,14 +1,9 @@
 """Audited decode steps over several cold starts, each in a process of its own.
 
-    python -m experiments.cold_starts --cold_starts=5 --steps=50 --workdir=runs/evidence
-    python -m experiments.cold_starts --resume --workdir=runs/evidence
-
 Each start loads the weights, compiles, audits, prefills its own prompt and decodes, with the
-unsharded reference beside it. Cost with the packaged tiny model: about a minute on two cores. A run
-that was cut off goes on with --resume; a start that failed stays in the folder as failed.
-
-Expected: "250/250: 250 of 250 audited steps passed over 5 cold starts". The folder is checked again
-by `python -m experiments.verify RUN_DIR`; docs/EVIDENCE.md says what is in it.
+unsharded reference beside it. A run that was cut off goes on with --resume; a start that failed
+stays in the folder as failed. `verify` checks the folder again; docs/EVIDENCE.md says what is in
+it. Exit code 1: a start or a step failed.
 """
 
 import pathlib
@@ -17,18 +12,12 @@ import time
 from absl import flags
 from tqdm import tqdm
 
-from experiments import run_flags
 from fcjax import cli, cold_starts, files, report
+from fcjax.commands import job_flags, shared_flags
 from fcjax.record import baseline, run_folder
 from fcjax.sharded import balance
 
 FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(run_flags)
-flags.DEFINE_integer("cold_starts", 5, "How many.", lower_bound=1)
-flags.DEFINE_multi_string("prompt", None, "Text to go on from; one, or one for each start.")
-flags.DEFINE_string("workdir", None, "New folder for the evidence. [runs/cold_starts-<time>]")
-flags.DEFINE_bool("resume", False, "Go on with the run in --workdir; other flags may be left out.")
-
 PROMPTS = (
     "ROMEO:\n",
     "First Citizen:\nBefore we proceed any further,",
@@ -36,6 +25,16 @@ PROMPTS = (
     "JULIET:\nO gentle Romeo,\nIf thou dost love, pronounce it",
     "DUKE VINCENTIO:\n",
 )
+
+
+def define_flags():
+    job_flags.define()
+    flags.DEFINE_integer("cold_starts", 5, "How many.", lower_bound=1)
+    shared_flags.prompts("Text to go on from; one, or one for each start.")
+    shared_flags.workdir("New folder for the evidence. [runs/cold_starts-<time>]")
+    flags.DEFINE_bool(
+        "resume", False, "Go on with the run in --workdir; other flags may be left out."
+    )
 
 
 def main(_):
@@ -47,7 +46,8 @@ def main(_):
         prompts = FLAGS.prompt or list(PROMPTS)
         if FLAGS.prompt and len(prompts) not in (1, FLAGS.cold_starts):
             raise ValueError(f"prompt: expected 1 or {FLAGS.cold_starts}, got {len(prompts)}")
-        job = run_flags.job("cold_starts", prompts, FLAGS.cold_starts, stop_at_eos=False)
+        given = cli.flag_values(__name__)
+        job = job_flags.job("cold_starts", given, prompts, FLAGS.cold_starts, stop_at_eos=False)
         folder = cold_starts.create(workdir, job)
     with run_folder.lock(folder) as lock:
         if not cold_starts.is_finished(folder):
@@ -91,7 +91,7 @@ def resumed() -> pathlib.Path:
     if FLAGS.workdir is None:
         raise ValueError("resume: expected --workdir with it, got none")
     recorded = cold_starts.read(FLAGS.workdir).flags
-    for name, value in files.plain(cli.flag_values()).items():
+    for name, value in files.plain(cli.flag_values(__name__)).items():
         if FLAGS[name].present and name not in ("resume", "workdir"):
             if name not in recorded or recorded[name] != value:
                 raise ValueError(
@@ -101,22 +101,18 @@ def resumed() -> pathlib.Path:
 
 
 def show(folder: pathlib.Path) -> int:
-    found = files.read_json(folder / run_folder.SUMMARY)
-    for s in found["starts"]:
+    total = files.read_json(folder / run_folder.SUMMARY)
+    for s in total["starts"]:
         worst = " ".join(f"{n} {float(x):.1e}" for n, x in (s["worst"] or {}).items())
         passed = "passed" if s["passed"] else "FAILED"
         print(f"start {s['start']}: {s['passed_steps']}/{s['steps']} steps {passed}  {worst}")
-    for f in found["failed_starts"]:
+    for f in total["failed_starts"]:
         print(f"{f['folder']}: {f['steps_recorded']} steps recorded, then {f['reason']}")
-    print(f"{found['passed_steps']}/{found['asked']}: {found['verdict']}")
-    if found["median_seconds"] is not None:
+    print(f"{total['passed_steps']}/{total['asked']}: {total['verdict']}")
+    if total["median_seconds"] is not None:
         print(
-            f"speed: {found['median_seconds']:.4f} s a step (median); recording took"
-            f" {found['recording_share']:.1%} of the programs' time"
+            f"speed: {total['median_seconds']:.4f} s a step (median); recording took"
+            f" {total['recording_share']:.1%} of the programs' time"
         )
     print(f"evidence: {folder}")
-    return 0 if found["passed"] else 1
-
-
-if __name__ == "__main__":
-    cli.run(main)
+    return 0 if total["passed"] else 1

@@ -1,15 +1,9 @@
 """One decode layer on sharded state, or several, or all of them: end to end, audited.
 
-    python -m experiments.decode_layer --prompt="ROMEO:" --steps=50
-    python -m experiments.decode_layer --depth=all --temperature=0.8 --top_p=0.9
-
-Two emulated nodes decode with the packaged tiny model; layer 0 and the next layer's Q/K/V run on
-shards, the other layers are unmodified. Cost: half a minute and 1 GB on two cores. A 1.5B model in
-f32 takes 14 GB and half a second a step, the unsharded reference beside it included.
-
-Expected: the audit finds 4 reduce-scatters and 2 statistics for the layer, one more of each for the
-next layer's Q/K/V, and one all-gather behind them; every parity figure is below 1e-5 in f32. This
-is one start of `experiments.cold_starts` in this process; docs/EVIDENCE.md says what it leaves.
+The interval and what each node owns, the audit's verdict on the programs that run, and decode steps
+beside the unsharded reference. --depth=all has every layer on shards. The evidence is one start of
+`cold-starts`, in this process; docs/EVIDENCE.md says what it leaves. Exit code 1: the audit or a
+comparison failed.
 """
 
 import functools
@@ -18,66 +12,53 @@ import time
 from absl import flags
 from tqdm import tqdm
 
-from experiments import run_flags
 from fcjax import audit, cli, cold_starts
+from fcjax.commands import job_flags, shared_flags
 from fcjax.mesh import use_platform
-from fcjax.record import baseline, run_folder
+from fcjax.record import baseline
+from fcjax.record.job import Job
 from fcjax.record.start import Start
 from fcjax.sharded import balance, interval
 
 FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(run_flags)
-flags.DEFINE_string("prompt", "ROMEO:", "Text to go on from; a chat model gets it as a message.")
-flags.DEFINE_string("workdir", None, "New folder for the evidence. [runs/decode_layer-<time>]")
+
+
+def define_flags():
+    job_flags.define()
+    shared_flags.prompt("ROMEO:")
+    shared_flags.workdir("New folder for the evidence. [runs/decode_layer-<time>]")
 
 
 def main(_):
     use_platform(FLAGS.platform, FLAGS.nodes)
-    job = run_flags.job("decode_layer", [FLAGS.prompt], 1, stop_at_eos=True)
+    given = cli.flag_values(__name__)
+    job = job_flags.job("decode_layer", given, [FLAGS.prompt], 1, stop_at_eos=True)
     model = job.model()
     workdir = FLAGS.workdir or f"runs/decode_layer-{time.strftime('%Y%m%d-%H%M%S')}"
 
-    print("The interval, and what each node owns behind each operator:\n")
+    print("The interval, and what each node owns after each operator:\n")
     print(interval.table(model, job.batch, 1))
     print("\nWhat each node holds and does:\n")
     print(balance.table(model, job.dtype, job.batch, job.slots))
 
-    folder = cold_starts.create(workdir, job)
-    with run_folder.lock(folder):
-        try:
-            with cold_starts.kept(folder, 0):
-                found = decode(Start(folder, job, 0), job)
-        except audit.Failed:
-            print(f"\nThe audit failed; evidence in {workdir}")
-            return 1
-        total = cold_starts.finish(folder, job)
-
-    # A random checkpoint's ids are mostly outside the vocabulary of its borrowed tokenizer.
-    answer = found["text"][0] or f"(token ids) {found['tokens'][0]}"
-    print(f"\n{FLAGS.prompt}\n  -> {answer}\n")
-    print(found["audit"])
-    figures = "  ".join(f"{name} {float(x):.1e}" for name, x in found["worst"].items())
-    print(
-        f"parity: {figures}\n"
-        f"        worst |out - ref| / |ref| of {found['steps']} steps and the prefill, against the"
-        f" unsharded f32 reference; bound {job.bound:.0e}: {said(found['passed'])}\n"
-        f"caches: {float(found['caches']['worst']):.1e} over all layers, against the reference's"
-    )
-    for fault in found["faults"][:5]:
-        print(f"  {fault}")
-    if found["median_seconds"] is not None:
-        print(f"speed:  {found['median_seconds']:.3f} s a step (median)")
-    print(f"memory: {found['peak_bytes'] / 2**30:.2f} GiB at its peak, the reference included")
+    try:
+        with cold_starts.recorded_here(workdir, job) as start:
+            run(start, job)
+    except audit.Failed:
+        print(f"\nThe audit failed; evidence in {workdir}")
+        return 1
+    show(start, job)
+    total = cold_starts.read_summary(workdir)
     print(f"record: {total['verdict']}; baseline {baseline.words(job.baseline)}")
     print(f"evidence: {workdir}")
     return 0 if total["passed"] else 1
 
 
-def decode(start: Start, job) -> dict:
-    """The start's stages, each with a headline; returns its summary and the audit as a table."""
+def run(start: Start, job: Job) -> None:
+    """The start's stages, each with a headline."""
     note("Compiling, and auditing the interval's compiled programs")
     try:
-        programs = start.prepare()
+        start.prepare()
     finally:
         for tokens, verdict in start.verdicts.items():
             print(f"{tokens} token(s) at a time: {verdict}")
@@ -85,18 +66,30 @@ def decode(start: Start, job) -> dict:
     start.load()
     note("Decoding")
     total = len(job.passes(0)) + job.steps
-    bar = functools.partial(tqdm, total=total, unit="step", mininterval=1)
-    text = programs.audits[1].text("audit of the program that ran every step")
-    return start.decode(bar) | {"audit": text}
+    start.decode(functools.partial(tqdm, total=total, unit="step", mininterval=1))
 
 
-def said(passed: bool) -> str:
-    return "passed" if passed else "FAILED"
+def show(start: Start, job: Job) -> None:
+    """The text, the audit as a table, and the start's figures."""
+    figures = start.summary
+    # A random checkpoint's ids are mostly outside the vocabulary of its borrowed tokenizer.
+    answer = figures["text"][0] or f"(token ids) {figures['tokens'][0]}"
+    print(f"\n{FLAGS.prompt}\n  -> {answer}\n")
+    print(start.programs.audits[1].text("audit of the program that ran every step"))
+    worst = "  ".join(f"{name} {float(x):.1e}" for name, x in figures["worst"].items())
+    verdict = "passed" if figures["passed"] else "FAILED"
+    print(
+        f"parity: {worst}\n"
+        f"        worst |out - ref| / |ref| of {figures['steps']} steps and the prefill, against"
+        f" the unsharded f32 reference; bound {job.bound:.0e}: {verdict}\n"
+        f"caches: {float(figures['caches']['worst']):.1e} over all layers, against the reference's"
+    )
+    for fault in figures["faults"][:5]:
+        print(f"  {fault}")
+    if figures["median_seconds"] is not None:
+        print(f"speed:  {figures['median_seconds']:.3f} s a step (median)")
+    print(f"memory: {figures['peak_bytes'] / 2**30:.2f} GiB at its peak, the reference included")
 
 
 def note(phase: str) -> None:
     print(f"\n== {phase} ==", flush=True)
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -1,8 +1,5 @@
 """Text from a model whose state stays cut over the nodes from the embedding to the chosen token.
 
-    python -m experiments.generate --prompt="ROMEO:" --max_new_tokens=40
-    python -m experiments.generate --model=models/smollm2-135m-instruct --nodes=3 --interactive
-
 A prompt goes to a chat model as a user's message, to any other as it is; several --prompt make one
 batch, and each gets the text that it gets alone. --messages takes conversations from a JSON file:
 [{"role": "user", "content": "..."}], or a list of such lists. --interactive reads a conversation
@@ -13,10 +10,7 @@ The text goes to stdout as it is made, all else to stderr. generation_config.jso
 how tokens are chosen where no flag does. Every pass runs a program that passed the audit. With
 --evidence=DIR every pass is compared with the unsharded reference and recorded (docs/EVIDENCE.md).
 
-Cost: ten seconds on two cores, half a minute and 2 GB for SmolLM2-135M; JAX compiles most of it.
-
-Expected: `audit` lines that say "clean", then the text. Exit code 1: the audit failed, and nothing
-ran, or a recorded pass did not pass.
+Exit code 1: the audit failed, and nothing ran, or a recorded pass did not pass.
 """
 
 import dataclasses
@@ -29,15 +23,13 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from fcjax import audit, cli, cold_starts, files, hub
-from fcjax.decode import parity
+from fcjax import audit, cli, cold_starts, hub
+from fcjax.commands import job_flags, shared_flags
 from fcjax.decode.audited import Programs
 from fcjax.decode.decoder import Decoder
 from fcjax.mesh import hardware, make_mesh, use_platform
 from fcjax.model import checkpoint
-from fcjax.record import baseline, run_folder
-from fcjax.record.job import Job
-from fcjax.record.start import Start
+from fcjax.record import baseline
 from fcjax.sharded.interval import Interval, ShardedModel
 from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
@@ -45,26 +37,27 @@ from fcjax.text import chat, generate, generation_config, interactive
 from fcjax.text.tokenizer import Text
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("model", "weights/tiny", "Folder with config.json and weights, or a hub id.")
-flags.DEFINE_enum("platform", "cpu", ["cpu", "cuda"], "Where the nodes are; cpu emulates them.")
-flags.DEFINE_integer("nodes", 2, "Number of nodes that the state is cut over.")
-flags.DEFINE_string("depth", "all", "How many layers run on shards: all, or a number.")
-flags.DEFINE_integer("layer", 0, "The first layer that runs on shards.")
-flags.DEFINE_enum("dtype", "float32", list(parity.BOUND), "Type of weights, state and cache.")
-flags.DEFINE_multi_string("prompt", None, "Text to go on from; may be given several times.")
-flags.DEFINE_string("messages", None, "JSON file with one conversation, or a list of them.")
-flags.DEFINE_string("system", None, "System message before the conversation, for a chat model.")
-flags.DEFINE_bool("interactive", False, "Read the user's lines from stdin.")
-flags.DEFINE_integer("context", 2048, "Tokens that an interactive conversation may have.", 2)
-flags.DEFINE_integer("max_new_tokens", None, "At most so many for a row. [the model's, or 128]", 1)
-flags.DEFINE_float("temperature", None, "0 decodes greedily, more draws. [the model's, or 0]")
-flags.DEFINE_integer("top_k", None, "Draw among the k likeliest; 0: all. [the model's, or 0]")
-flags.DEFINE_float("top_p", None, "Draw among the likeliest of this mass. [the model's, or 1]")
-flags.DEFINE_float("repetition_penalty", None, "Above 1 repeats less. [the model's, or 1]")
-flags.DEFINE_integer("seed", 0, "Seed of the draws.", 0, 2**32 - 1)
-flags.DEFINE_string("evidence", None, "New folder for a record of every pass.")
-
 MAX_NEW_TOKENS = 128
+
+
+def define_flags():
+    shared_flags.model()
+    shared_flags.platform()
+    shared_flags.nodes()
+    shared_flags.layer()
+    shared_flags.depth("all")
+    shared_flags.dtype()
+    shared_flags.prompts("Text to go on from; may be given several times.")
+    flags.DEFINE_string("messages", None, "JSON file with one conversation, or a list of them.")
+    flags.DEFINE_string("system", None, "System message before the conversation, for a chat model.")
+    flags.DEFINE_bool("interactive", False, "Read the user's lines from stdin.")
+    flags.DEFINE_integer("context", 2048, "Tokens that an interactive conversation may have.", 2)
+    flags.DEFINE_integer(
+        "max_new_tokens", None, f"At most so many for a row. [the model's, or {MAX_NEW_TOKENS}]", 1
+    )
+    shared_flags.sampling(model_decides=True)
+    shared_flags.seed()
+    flags.DEFINE_string("evidence", None, "New folder for a record of every pass.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +138,7 @@ def check_flags() -> None:
 
 def setup() -> Setup:
     """Everything that can be refused before anything is compiled or loaded."""
-    folder = hub.model_folder(FLAGS.model)
+    folder = hub.model_folder(shared_flags.model_path())
     source, text = checkpoint.open_folder(folder), Text(folder)
     cfg = source.cfg
     settings = generation_config.settings(
@@ -186,43 +179,34 @@ def encode(text: Text) -> tuple:
 
 def record(s: Setup) -> int:
     """The same as one recorded start: every pass beside the unsharded reference."""
-    job = Job(
-        command="generate",
-        flags=files.plain(cli.flag_values()),
-        model_path=FLAGS.model,
-        weights_sha256=s.source.digest,
-        cfg=s.source.cfg,
-        nodes=FLAGS.nodes,
+    job = job_flags.common(
+        "generate",
+        cli.flag_values(__name__),
+        s.source,
         interval=s.layout.model.interval,
         sampling=s.layout.model.sampling,
-        platform=FLAGS.platform,
         hardware=hardware(FLAGS.platform, s.layout.mesh.devices.flat),
-        dtype=FLAGS.dtype,
         length=s.length,
         cold_starts=1,
         steps=s.new,
-        seed=FLAGS.seed,
         prompts=(tuple((asked, tuple(ids.tolist())) for asked, ids in s.prompts),),
         eos=s.text.eos,
         baseline=baseline.none(),
     )
-    folder = cold_starts.create(FLAGS.evidence, job)
-    with run_folder.lock(folder):
-        try:
-            with cold_starts.kept(folder, 0):
-                start = Start(folder, job, 0)
-                for tokens, verdict in start.prepare().audits.items():
-                    note(f"audit, {tokens} token(s) at a time: {verdict}")
-                start.load()
-                show = generate.InOrder(len(s.prompts), write)
-                batch = generate.Batch(s.ids, s.text, s.new, show)
-                start.decode(batch.follow)
-        except audit.Failed as e:
-            note(f"{e}\nevidence: {folder}")
-            return 1
-        total = cold_starts.finish(folder, job)
+    try:
+        with cold_starts.recorded_here(FLAGS.evidence, job) as start:
+            for tokens, verdict in start.prepare().audits.items():
+                note(f"audit, {tokens} token(s) at a time: {verdict}")
+            start.load()
+            show = generate.InOrder(len(s.prompts), write)
+            batch = generate.Batch(s.ids, s.text, s.new, show)
+            start.decode(batch.follow)
+    except audit.Failed as e:
+        note(f"{e}\nevidence: {FLAGS.evidence}")
+        return 1
+    total = cold_starts.read_summary(FLAGS.evidence)
     note(f"{batch.result().summary()}, recording included")
-    note(f"{total['verdict']}\nevidence: {folder}")
+    note(f"{total['verdict']}\nevidence: {FLAGS.evidence}")
     return 0 if total["passed"] else 1
 
 
@@ -238,7 +222,3 @@ def write(piece: str) -> None:
 
 def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -1,70 +1,84 @@
 """The flags of the programs that record runs, and the job that they describe."""
 
+import dataclasses
 import subprocess
-import sys
 
 from absl import flags
 
-from fcjax import cli, cold_starts, hub
-from fcjax.decode import parity
-from fcjax.files import plain
+from fcjax import cli, cold_starts, files, hub
+from fcjax.commands import shared_flags
 from fcjax.mesh import hardware
 from fcjax.model import checkpoint
 from fcjax.record import baseline
 from fcjax.record.job import Job
 from fcjax.sharded.interval import Interval
-from fcjax.sharded.sampling import Sampling
 from fcjax.text.tokenizer import Text
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("model", "weights/tiny", "Folder with config.json and weights, or a hub id.")
-flags.DEFINE_enum("platform", "cpu", ["cpu", "cuda"], "Where the nodes are; cpu emulates them.")
-flags.DEFINE_integer("nodes", 2, "Number of nodes that the state is cut over.")
-flags.DEFINE_integer("layer", 0, "The first layer that runs whole on shards.")
-flags.DEFINE_string(
-    "depth", "1", "How many layers in a row run on shards; all for the whole model."
-)
-flags.DEFINE_integer("steps", 50, "Decode steps.", lower_bound=1)
-flags.DEFINE_enum("dtype", "float32", list(parity.BOUND), "Type of weights, state and cache.")
-flags.DEFINE_float("temperature", 0.0, "0 decodes greedily, more draws tokens.", lower_bound=0.0)
-flags.DEFINE_integer("top_k", 0, "Draw among that many tokens only; 0 for all.", lower_bound=0)
-flags.DEFINE_float("top_p", 1.0, "Draw among the fewest tokens of at least this probability.")
-flags.DEFINE_integer("seed", 0, "Seed of the draws.", lower_bound=0)
-flags.DEFINE_string("baseline", None, "Run folder that this run goes further than, or seed.")
-flags.DEFINE_enum("axis", None, baseline.CLASSES, "In which respect it does.")
+flags.disclaim_key_flags()  # see shared_flags
 
 
-def job(command: str, prompts: list[str], starts: int, stop_at_eos: bool) -> Job:
+def define() -> None:
+    """The flags that `job` reads."""
+    shared_flags.model()
+    shared_flags.platform()
+    shared_flags.nodes()
+    shared_flags.layer()
+    shared_flags.depth("1")
+    shared_flags.steps()
+    shared_flags.dtype()
+    shared_flags.sampling()
+    shared_flags.seed()
+    flags.DEFINE_string("baseline", None, "Run folder that this run goes further than, or seed.")
+    flags.DEFINE_enum("axis", None, baseline.CLASSES, "In which respect it does.")
+
+
+def job(command: str, given: dict, prompts: list[str], starts: int, stop_at_eos: bool) -> Job:
     """The job that the flags describe; reads the model folder but no weights.
+
+    Args:
+      command: the name that the run's record has.
+      given: the program's flags, for the record.
+      prompts: texts to go on from, one a start, again from the first if they are fewer.
+      starts: how many.
+      stop_at_eos: whether an end-of-text token ends a row.
 
     Raises:
       ValueError: a flag, the model folder or the baseline is not what it has to be.
     """
-    folder = hub.model_folder(FLAGS.model)
+    folder = hub.model_folder(shared_flags.model_path())
     source, text = checkpoint.open_folder(folder), Text(folder)
     encoded = [((p, tuple(text.encode(p)[0].tolist())),) for p in prompts]
-    longest = max(len(rows[0][1]) for rows in encoded)
-    depth = cli.depth(FLAGS.depth, source.cfg.L)
-    made = dict(
+    run = common(
+        command,
+        given,
+        source,
+        interval=Interval(FLAGS.layer, cli.depth(FLAGS.depth, source.cfg.L)),
+        sampling=shared_flags.choice(),
+        hardware=_hardware(),
+        length=max(len(rows[0][1]) for rows in encoded) + FLAGS.steps,
+        cold_starts=starts,
+        steps=FLAGS.steps,
+        prompts=tuple(encoded[i % len(encoded)] for i in range(starts)),
+        eos=text.eos if stop_at_eos else (),
+    )
+    return dataclasses.replace(run, baseline=_baseline(run))
+
+
+def common(command: str, given: dict, source, **fields) -> Job:
+    """A job with the fields that its flags and its open model folder say; others are `fields`."""
+    return Job(
         command=command,
-        flags=plain(cli.flag_values()),
+        flags=files.plain(given),
         model_path=FLAGS.model,
         weights_sha256=source.digest,
         cfg=source.cfg,
         nodes=FLAGS.nodes,
-        interval=Interval(FLAGS.layer, depth),
-        sampling=Sampling(FLAGS.temperature, FLAGS.top_k, FLAGS.top_p),
         platform=FLAGS.platform,
-        hardware=_hardware(),
         dtype=FLAGS.dtype,
-        length=longest + FLAGS.steps,
-        cold_starts=starts,
-        steps=FLAGS.steps,
         seed=FLAGS.seed,
-        prompts=tuple(encoded[i % len(encoded)] for i in range(starts)),
-        eos=text.eos if stop_at_eos else (),
+        **fields,
     )
-    return Job(**made, baseline=_baseline(Job(**made)))
 
 
 def _hardware() -> str:
@@ -79,7 +93,8 @@ def _hardware() -> str:
         "import jax; from fcjax.mesh import hardware, use_platform;"
         f"use_platform({FLAGS.platform!r}, {FLAGS.nodes}); print(hardware({nodes}))"
     )
-    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command, environment = cli.python("-c", code)
+    asked = subprocess.run(command, env=environment, capture_output=True, text=True)
     if asked.returncode:
         last = (asked.stderr.strip().splitlines() or ["nothing"])[-1]
         raise ValueError(last.removeprefix("ValueError: "))

@@ -1,11 +1,9 @@
-"""The same decode over more and more nodes: one axis, the number of nodes.
+"""The same decode at several settings of one axis: the depth, or the number of nodes.
 
-    python -m experiments.node_sweep --nodes=2,3,4,5,6,7,8,12
-
-Every pass is compared with the unsharded reference; the audited bytes are compared with the plan's
-formula. Cost: a minute for the packaged tiny model. Expected: every audit clean, parity below 1e-5,
-one text for all; bytes a node grow as (N - 1) / N. Emulated nodes share two cores, so step times
-grow with N. Exit code 1 if any of that fails.
+--axis=depth has more and more layers in a row on shards, --axis=nodes cuts the state over more and
+more nodes; the other stays as it is. Every pass is compared with the unsharded reference, and the
+audited bytes with the plan's formula. Figures are drawn with matplotlib. Exit code 1: an audit, a
+figure or a text is not as it has to be.
 """
 
 import time
@@ -14,6 +12,7 @@ from absl import flags
 
 from fcjax import cli, hub
 from fcjax.bench import sweep
+from fcjax.commands import shared_flags
 from fcjax.mesh import make_mesh, use_platform
 from fcjax.model import checkpoint
 from fcjax.sharded.interval import Interval, ShardedModel
@@ -22,35 +21,61 @@ from fcjax.sharded.ownership import Plan
 from fcjax.text.tokenizer import Text
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("model", "weights/tiny", "Folder with config.json and weights, or a hub id.")
-flags.DEFINE_list("nodes", "2,3,4,5,6,7,8,12", "Numbers of nodes.")
-flags.DEFINE_integer("layer", 0, "The first layer that runs whole on shards.")
-flags.DEFINE_string("depth", "all", "How many layers in a row run on shards; all for the model.")
-flags.DEFINE_integer("steps", 50, "Decode steps of each setting.", lower_bound=2)
-flags.DEFINE_string("prompt", "ROMEO:\n", "Text to go on from; a chat model gets it as a message.")
-flags.DEFINE_string("workdir", None, "New folder for the figures. [runs/node_sweep-<time>]")
+# For each axis, --nodes and --depths where they are not given.
+DEFAULTS = {
+    "depth": (["2"], ["1", "2", "3", "4", "5", "all"]),
+    "nodes": (["2", "3", "4", "5", "6", "7", "8", "12"], ["all"]),
+}
+
+
+def define_flags():
+    shared_flags.model()
+    flags.DEFINE_enum("axis", None, list(DEFAULTS), "What is advanced.", required=True)
+    shared_flags.numbers_of_nodes("[for --axis=depth 2, otherwise 2 to 8 and 12]")
+    shared_flags.depths("[for --axis=depth 1,2,3,4,5,all, otherwise all]")
+    shared_flags.layer()
+    shared_flags.steps(least=2)
+    shared_flags.prompt("ROMEO:\n")
+    shared_flags.workdir("New folder for the figures. [runs/AXIS_sweep-<time>]")
 
 
 def main(_):
-    every = cli.numbers("nodes", FLAGS.nodes)
-    use_platform("cpu", max(every))
-    folder = hub.model_folder(FLAGS.model)
+    shared_flags.need("matplotlib", "plots")
+    nodes, depths = settings()
+    use_platform("cpu", max(nodes))
+    folder = hub.model_folder(shared_flags.model_path())
     source = checkpoint.open_folder(folder)
-    depth = cli.depth(FLAGS.depth, source.cfg.L)
-    interval = Interval(FLAGS.layer, depth)
-    models = [Layout(ShardedModel(Plan(source.cfg, n), interval), make_mesh(n)) for n in every]
+    L = source.cfg.L
+    intervals = [Interval(FLAGS.layer, cli.depth(depth, L)) for depth in depths]
+    layouts = [
+        Layout(ShardedModel(Plan(source.cfg, n), i), make_mesh(n)) for n in nodes for i in intervals
+    ]
     prompt_T = Text(folder).encode(FLAGS.prompt)[0]
     points = []
-    for point in sweep.points(models, source, prompt_T, FLAGS.steps):
+    for point in sweep.points(layouts, source, prompt_T, FLAGS.steps):
         points.append(point)
         print(sweep.table(points).splitlines()[-1], flush=True)
-    title = f"{FLAGS.model}, depth {depth} of {source.cfg.L}: {FLAGS.steps} steps over N nodes"
+    fixed = {
+        "depth": f"{nodes[0]} nodes: {FLAGS.steps} steps at each depth",
+        "nodes": f"depth {intervals[0].depth} of {L}: {FLAGS.steps} steps over N nodes",
+    }
+    title = f"{FLAGS.model}, {fixed[FLAGS.axis]}"
     print(f"\n{title}\n{sweep.table(points)}")
-    workdir = FLAGS.workdir or f"runs/node_sweep-{time.strftime('%Y%m%d-%H%M%S')}"
-    sweep.write(workdir, "nodes", title, points)
+    workdir = FLAGS.workdir or f"runs/{FLAGS.axis}_sweep-{time.strftime('%Y%m%d-%H%M%S')}"
+    sweep.write(workdir, FLAGS.axis, title, points)
     print(f"figures: {workdir}")
     return 0 if sweep.passed(points) else 1
 
 
-if __name__ == "__main__":
-    cli.run(main)
+def settings() -> tuple[list[int], list[str]]:
+    """Numbers of nodes, and depths as they are written; of what is no axis, one.
+
+    Raises:
+      ValueError: there are more of those, or something is no number.
+    """
+    nodes, depths = DEFAULTS[FLAGS.axis]
+    nodes, depths = FLAGS.nodes or nodes, FLAGS.depths or depths
+    name, values = ("nodes", nodes) if FLAGS.axis == "depth" else ("depths", depths)
+    if len(values) != 1:
+        raise ValueError(f"{name}: expected one, as the axis is {FLAGS.axis}, got {values}")
+    return cli.numbers("nodes", nodes), depths

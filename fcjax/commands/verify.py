@@ -1,31 +1,28 @@
 """Checks the evidence of a run again.
 
-    python -m experiments.verify runs/evidence
-    python -m experiments.verify runs/evidence --recompute=5
-
 Hashes every file, audits the stored programs again, checks every step against the plan and against
 the step before it, and counts the figures again; with --recompute so many steps, drawn at random,
-are run again with the model's weights and their numbers compared. Cost: seconds; with --recompute
-what decoding up to those steps costs.
-
-Expected: "verified, 250/250: 250 of 250 audited steps passed ...". Exit code 0: verified. 1: not
+are run again with the model's weights and their numbers compared. Exit code 0: verified. 1: not
 verified, with file, line and field of every fault. 2: no run folder, or other weights than its.
 """
 
 from absl import flags
 
-from fcjax import cli, files
+from fcjax import files
 from fcjax.mesh import use_platform
 from fcjax.record import baseline, run_folder
 from fcjax.verify.recompute import Recompute
 from fcjax.verify.run import Verification
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("run", None, "The run's folder; may also stand without --run.")
-flags.DEFINE_integer("recompute", 0, "How many steps to run again.", lower_bound=0)
-flags.DEFINE_string("model", None, "Where the weights are, if not where the run had them.")
-
+ARGUMENTS = ("RUN_DIR",)
 SHOWN = 20  # faults
+
+
+def define_flags():
+    flags.DEFINE_string("run", None, "The run's folder; may also stand without --run.")
+    flags.DEFINE_integer("recompute", 0, "How many steps to run again.", lower_bound=0)
+    flags.DEFINE_string("model", None, "Where the weights are, if not where the run had them.")
 
 
 def main(argv):
@@ -57,13 +54,9 @@ def main(argv):
         if len(faults) > SHOWN:
             print(f"  ... and {len(faults) - SHOWN} more")
         return 1
-    found = files.read_json(check.folder / run_folder.SUMMARY)
+    total = files.read_json(check.folder / run_folder.SUMMARY)
     print(f"baseline: {baseline.words(check.job.baseline)}")
     print("what this does not show:")
     print("\n".join(f"  - {limit}" for limit in check.job.limits))
-    print(f"verified, {found['passed_steps']}/{found['asked']}: {found['verdict']}")
+    print(f"verified, {total['passed_steps']}/{total['asked']}: {total['verdict']}")
     return 0
-
-
-if __name__ == "__main__":
-    cli.run(main, ("RUN_DIR",))

@@ -11,24 +11,25 @@ import pytest
 from fcjax.bench import sweep
 
 SETTINGS = {
-    "node_sweep": (["--nodes=2,3", "--depth=all"], [(2, 6), (3, 6)]),
-    "depth_sweep": (["--depths=2,all"], [(2, 2), (2, 6)]),
+    "nodes": ("--nodes=2,3", [(2, 6), (3, 6)]),
+    "depth": ("--depths=2,all", [(2, 2), (2, 6)]),
 }
 
 
-@pytest.mark.parametrize("program", SETTINGS)
-def test_a_sweep(program, tmp_path):
-    flags, expected = SETTINGS[program]
-    done = subprocess.run(
-        [sys.executable, "-m", f"experiments.{program}", "--steps=4", *flags,
-         f"--workdir={tmp_path / 'sweep'}"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+def run(*flags):
+    command = [sys.executable, "-m", "experiments.sweep", "--steps=4", *flags]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("axis", SETTINGS)
+def test_a_sweep(axis, tmp_path):
+    flag, expected = SETTINGS[axis]
+    done = run(f"--axis={axis}", flag, f"--workdir={tmp_path / 'sweep'}")
     assert done.returncode == 0, done.stderr
     content = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     points = [sweep.Point(**p) for p in content["points"]]
     assert [(p.nodes, p.depth) for p in points] == expected
-    assert content["axis"] == program.removesuffix("_sweep").replace("node", "nodes")
+    assert content["axis"] == axis
     assert sweep.table(points) in done.stdout
     first = points[0]
     assert first.clean and first.parity <= 1e-5 and len(first.milliseconds) == 3
@@ -38,6 +39,22 @@ def test_a_sweep(program, tmp_path):
     page = (tmp_path / "sweep" / "sweep.html").read_text()
     assert "http" not in page.replace("http-equiv", "")
     html.parser.HTMLParser().feed(page)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--axis=depth", "--nodes=2,3"], "nodes: expected one, as the axis is depth"),
+        (["--axis=nodes", "--depths=1,2"], "depths: expected one, as the axis is nodes"),
+        (["--axis=nodes", "--nodes=many"], "nodes: expected numbers such as 2,3,4, got 'many'"),
+        (["--axis=width"], "--axis=width"),
+        ([], "--axis"),
+    ],
+)
+def test_what_is_no_axis_is_refused(flags, words):
+    done = run(*flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr and done.stderr.count("\n") == 1
 
 
 POINT = sweep.Point(2, 1, "clean", True, 8, 100.0, 100.0, 1.2, 1e-7, [1.0, 2.0], [5, 6])

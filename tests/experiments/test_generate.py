@@ -121,9 +121,9 @@ def test_a_failed_audit_is_exit_code_1_and_no_text():
 # Runs the program once for each list of flags, each in a copy of a process that has imported it:
 # (exit code, stdout, stderr) of each.
 COPIES = """
-import contextlib, io, json, os, sys, tempfile
-from experiments import generate
-from fcjax import cli
+import json, os, sys, tempfile
+from fcjax import commands
+from fcjax.commands import generate
 import transformers
 results = []
 for arguments in json.load(sys.stdin):
@@ -135,7 +135,7 @@ for arguments in json.load(sys.stdin):
             sys.argv[1:] = arguments
             code = 70
             try:
-                cli.run(generate.main)
+                commands.run("generate")
             except SystemExit as e:
                 code = e.code or 0
             finally:
