@@ -36,6 +36,11 @@ def main(argv):
         f"{lines} lines of {len(check.lines)} starts checked, {check.audited} different programs"
         " audited again"
     )
+    if check.job is not None:
+        writers = ", ".join(sorted(check.writers)) or "(not said)"
+        print(f"record: format {check.job.version}, written by fcjax {writers}")
+    for line in check.notes:
+        print(f"note: {line}")
     if FLAGS.recompute and not faults:
         use_platform(check.job.platform, check.job.nodes)
         again = Recompute(check.folder, check.job, FLAGS.model)
@@ -44,7 +49,11 @@ def main(argv):
         rest = len(again.chosen) - again.exact
         print(
             f"run again: step {steps} ({again.replayed} passes); {again.exact} compared bit for bit"
-            + (f", {rest} within rounding, as compiler or machine are others" if rest else "")
+            + (
+                f", {rest} within rounding, as program, compiler or machine are others"
+                if rest
+                else ""
+            )
         )
     elif FLAGS.recompute:
         print("nothing was run again, as the record is at fault already")

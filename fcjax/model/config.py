@@ -115,6 +115,15 @@ class ModelConfig:
         (name,) = (name for name, family in FAMILIES.items() if family.has == own)
         return name
 
+    def describe(self) -> dict:
+        """The config as plain data, for records.
+
+        What not every record has, as it came later, is left out where it is as it was before.
+        """
+        later = ("qkv_bias", "qk_norm")
+        usual = {f.name: f.default for f in dataclasses.fields(self) if f.name in later}
+        return {k: x for k, x in vars(self).items() if k not in usual or x != usual[k]}
+
     def size(self, dim: str) -> int:
         """Size of one dimension letter; a digit stands for itself (``"2"`` is gate and up)."""
         return int(dim) if dim.isdigit() else getattr(self, dim)

@@ -31,7 +31,7 @@ _SEED = {
     "nodes": {"nodes": 2},
     "deployment": {"deployment": _ONE_HOST},
     "parameters": {
-        "model": {k: v for k, v in vars(QWEN25["1.5b"]).items() if k != "dtype"},
+        "model": {k: v for k, v in QWEN25["1.5b"].describe().items() if k != "dtype"},
         "weights": NOT_STATED,
         "hardware": "NVIDIA L4",
         "dtype": NOT_STATED,
@@ -52,7 +52,7 @@ def describe(job: Job) -> dict:
         "nodes": {"nodes": job.nodes},
         "deployment": {"deployment": _ONE_HOST},
         "parameters": {
-            "model": {k: v for k, v in vars(job.cfg).items() if k != "dtype"},
+            "model": {k: v for k, v in job.cfg.describe().items() if k != "dtype"},
             "weights": job.weights_sha256,
             "hardware": job.hardware,
             "dtype": job.dtype,
@@ -146,5 +146,5 @@ def _short(value) -> str:
 
 
 def _different_sizes(there: dict, got: dict) -> tuple[dict, dict]:
-    names = [n for n in there if there[n] != got[n]]
-    return {n: there[n] for n in names}, {n: got[n] for n in names}
+    names = [n for n in there | got if there.get(n) != got.get(n)]
+    return {n: there.get(n) for n in names}, {n: got.get(n) for n in names}

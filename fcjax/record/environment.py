@@ -1,16 +1,29 @@
 """Where a run takes place: versions, devices and settings that its numbers depend on."""
 
+import functools
 import importlib.metadata
 import os
+import pathlib
 import platform
 
 import jax
 
+from fcjax.files import sha256
 from fcjax.record import certificate
 from fcjax.sharded.layout import Layout
 
 _PACKAGES = ("fcjax", "jax", "jaxlib", "flax", "numpy", "orbax-checkpoint", "safetensors",
              "transformers")  # fmt: skip
+
+
+@functools.cache
+def code_sha256() -> str:
+    """Hash of this package's own sources: what wrote a record, and whether it was this code."""
+    root = pathlib.Path(__file__).parents[1]
+    sources = sorted(p for kind in ("*.py", "*.css") for p in root.rglob(kind))
+    return sha256(
+        b"".join(p.relative_to(root).as_posix().encode() + p.read_bytes() for p in sources)
+    )
 
 
 def describe(layout: Layout) -> dict:

@@ -14,6 +14,7 @@ from fcjax.decode.audited import check_sizes
 from fcjax.decode.loop import chunks
 from fcjax.files import plain
 from fcjax.model.config import ModelConfig
+from fcjax.record.environment import code_sha256
 from fcjax.sharded.interval import (
     Interval,
     ShardedModel,
@@ -24,7 +25,7 @@ from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
 from fcjax.sharded.sampling import Sampling
 
-FORMAT = "fcjax run 1"
+FORMATS = {"fcjax run 1": 1, "fcjax run 2": 2}  # and their versions; the last one is written
 
 # The claim's limits, repeated wherever the evidence repeats the claim.
 LIMITS = (
@@ -41,14 +42,15 @@ EMULATED = (
     "The nodes are emulated: devices of one process that share one host's memory. What is shown is"
     " what the compiled program moves between them, not that a host keeps them apart."
 )
-BEHIND = (
-    "Behind the interval one compatibility all-gather restores the complete state for the layers"
+AFTER = (
+    "After the interval one compatibility all-gather restores the complete state for the layers"
     " that were left unmodified. It is outside the claim, and so is everything before the interval."
 )
 WHOLE = (
     "Every layer is inside the interval, from the embedding on. The chosen token becomes public, as"
     " does what the exchanges that choose it find."
 )
+PROSE = ("limits",)  # fields of run.json
 NOT_COMPARED = "The numbers were not compared with an unsharded reference."
 
 
@@ -76,6 +78,8 @@ class Job:
       compared: whether the unsharded reference runs beside it.
       baseline: what it is compared with (`baseline.difference`).
       chunk: tokens of a prefill pass.
+      version: of the record's format. Version 1 does not say by which code it was written.
+      code: hash of the code that wrote the record (`environment.code_sha256`); "" if not said.
 
     Raises:
       ValueError: sizes that no program can be compiled for.
@@ -101,6 +105,8 @@ class Job:
     compared: bool = True
     baseline: dict = dataclasses.field(default_factory=dict)
     chunk: int = 32
+    version: int = max(FORMATS.values())
+    code: str = dataclasses.field(default_factory=code_sha256)
 
     def __post_init__(self):
         self.model()  # refuses what cannot be cut
@@ -138,7 +144,7 @@ class Job:
         """What the run does not show."""
         model = self.model()
         return [
-            WHOLE if model.whole else BEHIND,
+            WHOLE if model.whole else AFTER,
             *((EMULATED,) if self.platform == "cpu" else ()),
             *LIMITS,
             *(() if self.compared else (NOT_COMPARED,)),
@@ -161,16 +167,18 @@ class Job:
         return chunks(self.ids(start), self.chunk)
 
     def to_json(self) -> dict:
-        """The content of run.json."""
+        """The content of run.json; `PROSE` in it is this code's words for its facts."""
         model = self.model()
         outside = None
         if not model.whole:
             outside = compatibility_all_gather(model.plan, self.batch, 1).describe()
+        (kind,) = (kind for kind, version in FORMATS.items() if version == self.version)
         return plain({
-            "format": FORMAT,
+            "format": kind,
+            **({"code": self.code} if self.version > 1 else {}),
             "command": self.command,
             "flags": self.flags,
-            "model": dataclasses.asdict(self.cfg),
+            "model": self.cfg.describe(),
             "model_path": self.model_path,
             "weights_sha256": self.weights_sha256,
             "nodes": self.nodes,
@@ -205,13 +213,16 @@ class Job:
         Raises:
           ValueError: it is none, or its sizes are ones that no program can be compiled for.
         """
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            got = content.get("format") if isinstance(content, dict) else content
-            raise ValueError(f"run.json: field format: expected {FORMAT!r}, got {got!r}")
-        same = {f.name for f in dataclasses.fields(cls)} & content.keys() - {"prompts"}
+        kind = content.get("format") if isinstance(content, dict) else content
+        if not isinstance(kind, str) or kind not in FORMATS:
+            known = " or ".join(map(repr, FORMATS))
+            raise ValueError(f"run.json: field format: expected {known}, got {kind!r}")
+        same = {f.name for f in dataclasses.fields(cls)} & content.keys() - {"prompts", "version"}
         try:
             return cls(
-                **{name: content[name] for name in same - {"interval", "sampling", "eos"}},
+                **{"code": ""}
+                | {name: content[name] for name in same - {"interval", "sampling", "eos"}},
+                version=FORMATS[kind],
                 cfg=ModelConfig(**content["model"]),
                 interval=Interval(**content["interval"]),
                 sampling=Sampling(**content["sampling"]),

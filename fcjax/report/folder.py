@@ -9,7 +9,7 @@ import statistics
 
 from fcjax import files
 from fcjax.record import run_folder
-from fcjax.record.job import FORMAT
+from fcjax.record.job import FORMATS
 from fcjax.record.summary import failed_folders
 from fcjax.report.start import Owners, Start, contradictions, largest, read
 
@@ -44,8 +44,9 @@ class Run:
         if not path.is_file():
             raise ValueError(f"run: expected a folder with {run_folder.RUN}, got none ({folder})")
         self.job = files.read_json(path)
-        if not isinstance(self.job, dict) or self.job.get("format") != FORMAT:
-            raise ValueError(f"run.json: expected format {FORMAT!r}, got another ({folder})")
+        if not isinstance(self.job, dict) or self.job.get("format") not in list(FORMATS):
+            known = " or ".join(map(repr, FORMATS))
+            raise ValueError(f"run.json: expected format {known}, got another ({folder})")
         self.run_sha256 = files.sha256(path.read_bytes())
         self.faults: list[str] = []
         self.failed_checks: list[str] = []

@@ -19,7 +19,8 @@ from fcjax import audit, files, manifest, report
 from fcjax.audit import trace
 from fcjax.files import plain
 from fcjax.record import baseline, certificate, chain, recorder, run_folder, summary
-from fcjax.record.job import Job
+from fcjax.record.environment import code_sha256
+from fcjax.record.job import PROSE, Job
 from fcjax.record.summary import of_run, of_steps, start_faults
 from fcjax.verify.faults import Faults
 from fcjax.verify.steps import Lines
@@ -35,6 +36,8 @@ class Verification:
       folder: the run.
       job: content of its run.json, behind `check`; None if that cannot be read.
       faults: what is wrong, each with its file, line and field.
+      notes: what was checked less strictly than it could be, in words.
+      writers: versions of fcjax that the starts name.
       audited: programs that were audited again.
       lines: the checked lines, by start.
     """
@@ -54,6 +57,8 @@ class Verification:
             raise ValueError(f"run: expected a folder with {run_folder.RUN}, got none ({folder})")
         self.job: Job | None = None
         self.faults, self.audited = Faults(), 0
+        self.notes: list[str] = []
+        self.writers: set[str] = set()
         self.lines: dict[int, list[dict]] = {}
         self._known: dict[tuple, audit.Verdict] = {} if known is None else known
 
@@ -63,7 +68,7 @@ class Verification:
         try:
             content = files.read_json(self.folder / run_folder.RUN)
             self.job = Job.from_json(content)
-            self.faults.expect(run_folder.RUN, self.job.to_json(), content)
+            self._facts(content)
             self._baseline()
         except _MALFORMED as e:
             self.faults.add(run_folder.RUN, _words(e))
@@ -75,6 +80,23 @@ class Verification:
         self._guarded(run_folder.SUMMARY, self._summary)
         self._guarded(run_folder.REPORT, self._report)
         return self.faults.found
+
+    def _facts(self, content: dict) -> None:
+        """What follows from the job, but for the words in which another version said it."""
+        expected = self.job.to_json()
+        facts = [{k: x for k, x in of.items() if k not in PROSE} for of in (expected, content)]
+        self.faults.expect(run_folder.RUN, *facts)
+        for name in PROSE:
+            words = content.get(name)
+            if not isinstance(words, list) or not all(type(x) is str and x for x in words):
+                self.faults.add(run_folder.RUN, f"field {name}: expected sentences, got {words}")
+            elif self._same_code and words != expected[name]:
+                self.faults.add(run_folder.RUN, f"field {name}: expected {expected[name]}")
+
+    @property
+    def _same_code(self) -> bool:
+        """Was the record written by this very code? Then its words and its page are known."""
+        return self.job.code == code_sha256()
 
     def _guarded(self, where: str, check, *arguments) -> None:
         try:
@@ -314,6 +336,7 @@ class Verification:
             path = self.folder / f"start_{i}" / run_folder.ENVIRONMENT
             process = files.read_json(path)["process"]
             seen.append((process["started"], process["pid"]))
+            self.writers.add(str(files.read_json(path)["versions"]["fcjax"]))
         if len(set(seen)) != len(seen) or len({started for started, _ in seen}) != len(seen):
             self.faults.add("start_*/environment.json", "field process: expected different ones")
 
@@ -325,7 +348,12 @@ class Verification:
 
     def _report(self) -> None:
         """The page is made from the other files alone."""
-        if (self.folder / run_folder.REPORT).read_bytes() != report.render(self.folder):
+        if not self._same_code:
+            self.notes.append(
+                f"{run_folder.REPORT} was made by other code than this: only its hash in"
+                f" {manifest.NAME} was checked"
+            )
+        elif (self.folder / run_folder.REPORT).read_bytes() != report.render(self.folder):
             self.faults.add(run_folder.REPORT, "expected the page that the files give, got another")
 
 
