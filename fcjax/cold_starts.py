@@ -16,9 +16,9 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from fcjax import audit, cli, files, manifest, report
+from fcjax import audit, cli, files, report
 from fcjax.mesh import use_platform
-from fcjax.record import chain, run_folder, summary
+from fcjax.record import reader, run_folder, summary
 from fcjax.record.job import Job
 from fcjax.record.start import Start
 
@@ -54,31 +54,14 @@ def read(folder) -> Job:
     Raises:
       ValueError: it is none.
     """
-    folder = pathlib.Path(folder)
-    if not (folder / run_folder.RUN).is_file():
-        raise ValueError(f"run: expected a folder with {run_folder.RUN}, got none ({folder})")
-    return Job.from_json(files.read_json(folder / run_folder.RUN))
-
-
-def is_finished(folder) -> bool:
-    """Whether the run is complete and sealed."""
-    return (pathlib.Path(folder) / manifest.NAME).exists()
-
-
-def missing(folder: pathlib.Path, job: Job) -> list[int]:
-    """The starts that are not complete."""
-    return [
-        i
-        for i in range(job.cold_starts)
-        if not (folder / f"start_{i}" / run_folder.SUMMARY).exists()
-    ]
+    return Job.from_json(reader.run_json(folder))
 
 
 def tidy(folder: pathlib.Path, job: Job) -> list[str]:
     """Put aside what earlier attempts left unfinished; returns the names of those folders."""
     moved = []
-    for i in missing(folder, job):
-        if (folder / f"start_{i}").exists():
+    for i in reader.missing(folder, job.cold_starts):
+        if reader.start_folder(folder, i).exists():
             reason = "cut off: it left no summary, and nothing is known of why"
             moved.append(keep_failure(folder, i, reason).name)
     for left in sorted(folder.rglob(".*.tmp"), reverse=True):  # of a write that was cut off
@@ -95,12 +78,12 @@ def keep_failure(
     folder: pathlib.Path, index: int, reason: str, exit_code: int | None = None, output: str = ""
 ) -> pathlib.Path:
     """Move a start that failed aside, with what is known of why; returns where it is now."""
-    start = folder / f"start_{index}"
+    start = reader.start_folder(folder, index)
     start.mkdir(exist_ok=True)
-    attempt = summary.next_attempt(folder, index)
+    attempt = reader.next_attempt(folder, index)
     path = start / run_folder.FAILURE
     if not path.exists():
-        recorded, torn = _recorded(start, folder)
+        recorded, torn = reader.decode_steps(start, reader.run_sha256(folder))
         files.write_json(path, {
             "start": index,
             "attempt": attempt,
@@ -111,20 +94,10 @@ def keep_failure(
             "noted": time.time(),
             "output": output[-_TAIL:],
         })  # fmt: skip
-    kept = folder / f"start_{index}_failed_{attempt}"
+    kept = reader.failed_folder(folder, index, attempt)
     start.rename(kept)
     files.sync_folder(folder)
     return kept
-
-
-def _recorded(start: pathlib.Path, folder: pathlib.Path) -> tuple[int, bool]:
-    """Decode steps that a start has on disk, and whether a line behind them is incomplete."""
-    path = start / run_folder.STEPS
-    if not path.exists():
-        return 0, False
-    first = files.sha256((folder / run_folder.RUN).read_bytes())
-    lines, _, faults = chain.read_chain(path, first)
-    return sum(x.get("step", -1) >= 0 for x in lines), bool(faults)
 
 
 @contextlib.contextmanager
@@ -133,7 +106,7 @@ def kept(folder: pathlib.Path, index: int):
     try:
         yield
     except BaseException as e:
-        if (folder / f"start_{index}").exists():
+        if reader.start_folder(folder, index).exists():
             keep_failure(folder, index, _reason(e), output=str(e))
         raise
 
@@ -151,8 +124,8 @@ def recorded_here(folder, job: Job):
     """A run of one cold start in this process, from a new folder to its manifest.
 
     Yields the `Start`, of which the block calls the stages. If the block raises, the start is kept
-    as failed. After it the run is complete: its figures are `read_summary(folder)`, and the start's
-    are `Start.summary`.
+    as failed. After it the run is complete: its figures are `reader.summary(folder)`, the start's
+    `Start.summary`.
 
     Raises:
       ValueError: the folder exists, or the job has more than one start.
@@ -164,11 +137,6 @@ def recorded_here(folder, job: Job):
         with kept(folder, 0):
             yield Start(folder, job, 0)
         finish(folder, job)
-
-
-def read_summary(folder) -> dict:
-    """The figures of a complete run (docs/EVIDENCE.md, summary.json)."""
-    return files.read_json(pathlib.Path(folder) / run_folder.SUMMARY)
 
 
 def finish(folder: pathlib.Path, job: Job) -> dict:
@@ -228,7 +196,7 @@ def start_process(folder: pathlib.Path, index: int, lock: int, listener: Listene
     try:
         reason += f" ({keep_failure(folder, index, reason, code, output)})"
     except OSError as e:  # a full disk; the next attempt puts it aside
-        reason += f"; it stays where it is: {e.strerror} ({folder / f'start_{index}'})"
+        reason += f"; it stays where it is: {e.strerror} ({reader.start_folder(folder, index)})"
     raise StartFailed(reason, code)
 
 

@@ -7,7 +7,7 @@ import shutil
 
 from fcjax import cold_starts, manifest, report
 from fcjax.model import checkpoint
-from fcjax.record import baseline
+from fcjax.record import baseline, reader
 from fcjax.record.job import Job
 from fcjax.record.start import Start
 from fcjax.sharded.interval import Interval
@@ -80,6 +80,13 @@ def record(folder, run: Job, failed: int | None = None) -> pathlib.Path:
 def read_lines(path) -> list[dict]:
     """The records of a steps.jsonl."""
     return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+
+
+def read_chain(path, first: str) -> tuple[list[dict], str, list[str]]:
+    """The records of a steps.jsonl with their numbers, its last hash, and what is wrong with it."""
+    lines = list(reader.read_lines(path, first))
+    records = [x.record | {"line": x.number} for x in lines if x.record is not None]
+    return records, lines[-1].sha256, [fault for x in lines for fault in x.faults]
 
 
 def write_lines(path, lines: list[dict], run_json: bytes) -> str:

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from fcjax import cold_starts, files
-from fcjax.record import run_folder
-from fcjax.record.chain import Chain, read_chain
+from fcjax.record import reader, run_folder
+from fcjax.record.chain import Chain
 from fcjax.verify.run import Verification
 from tests import runs
 
@@ -202,7 +202,7 @@ def test_a_full_disk_ends_the_run_in_words_and_keeps_every_line(model, tmp_path)
     assert "File too large" in line and "lines before are kept" in line and "--resume" in line
     kept = folder / "start_0_failed_0"
     first = files.sha256((folder / "run.json").read_bytes())
-    lines, _, faults = read_chain(kept / "steps.jsonl", first)
+    lines, _, faults = runs.read_chain(kept / "steps.jsonl", first)
     assert faults == [] and len(lines) > 10
     failure = json.loads((kept / "failure.json").read_text())
     assert failure["steps_recorded"] == len(lines) and not failure["torn_line"]
@@ -224,7 +224,7 @@ def test_a_line_that_was_cut_off_is_kept_and_does_not_count(model, tmp_path):
     assert (failure["steps_recorded"], failure["torn_line"]) == (1, True)
     assert (folder / "start_0_failed_0/steps.jsonl").read_bytes().endswith(b'{"previous": "12')
     assert not list(folder.rglob("*.tmp"))
-    assert cold_starts.tidy(folder, job) == [] and cold_starts.missing(folder, job) == [0]
+    assert cold_starts.tidy(folder, job) == [] and reader.missing(folder, job.cold_starts) == [0]
 
 
 def test_a_failure_that_was_noted_before_the_end_is_kept_as_it_is(model, tmp_path):

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from fcjax import cli, cold_starts, files, report
 from fcjax.commands import job_flags, shared_flags
-from fcjax.record import baseline, run_folder
+from fcjax.record import baseline, reader, run_folder
 from fcjax.sharded import balance
 
 FLAGS = flags.FLAGS
@@ -50,7 +50,7 @@ def main(_):
         job = job_flags.job("cold_starts", given, prompts, FLAGS.cold_starts, stop_at_eos=False)
         folder = cold_starts.create(workdir, job)
     with run_folder.lock(folder) as lock:
-        if not cold_starts.is_finished(folder):
+        if not reader.is_finished(folder):
             print(f"evidence: {folder}\nbaseline: {baseline.words(job.baseline)}")
             print(f"{balance.table(job.model(), job.dtype, job.batch, job.slots)}\n", flush=True)
             for name in cold_starts.tidy(folder, job):
@@ -72,7 +72,7 @@ def main(_):
 
 def start_all(folder: pathlib.Path, job, lock: int) -> None:
     """Every start that is missing, one after the other, under one bar."""
-    left = cold_starts.missing(folder, job)
+    left = reader.missing(folder, job.cold_starts)
     total = job.cold_starts * job.steps
     with tqdm(total=total, initial=total - len(left) * job.steps, unit="step") as bar:
         for i in left:
@@ -101,7 +101,7 @@ def resumed() -> pathlib.Path:
 
 
 def show(folder: pathlib.Path) -> int:
-    total = files.read_json(folder / run_folder.SUMMARY)
+    total = reader.summary(folder)
     for s in total["starts"]:
         worst = " ".join(f"{n} {float(x):.1e}" for n, x in (s["worst"] or {}).items())
         passed = "passed" if s["passed"] else "FAILED"

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from fcjax import audit, cli, cold_starts
 from fcjax.commands import job_flags, shared_flags
 from fcjax.mesh import use_platform
-from fcjax.record import baseline
+from fcjax.record import baseline, reader
 from fcjax.record.job import Job
 from fcjax.record.start import Start
 from fcjax.sharded import balance, interval
@@ -48,7 +48,7 @@ def main(_):
         print(f"\nThe audit failed; evidence in {workdir}")
         return 1
     show(start, job)
-    total = cold_starts.read_summary(workdir)
+    total = reader.summary(workdir)
     print(f"record: {total['verdict']}; baseline {baseline.words(job.baseline)}")
     print(f"evidence: {workdir}")
     return 0 if total["passed"] else 1

@@ -29,7 +29,7 @@ from fcjax.decode.audited import Programs
 from fcjax.decode.decoder import Decoder
 from fcjax.mesh import hardware, make_mesh, use_platform
 from fcjax.model import checkpoint
-from fcjax.record import baseline
+from fcjax.record import baseline, reader
 from fcjax.sharded.interval import Interval, ShardedModel
 from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
@@ -204,7 +204,7 @@ def record(s: Setup) -> int:
     except audit.Failed as e:
         note(f"{e}\nevidence: {FLAGS.evidence}")
         return 1
-    total = cold_starts.read_summary(FLAGS.evidence)
+    total = reader.summary(FLAGS.evidence)
     note(f"{batch.result().summary()}, recording included")
     note(f"{total['verdict']}\nevidence: {FLAGS.evidence}")
     return 0 if total["passed"] else 1

@@ -8,9 +8,8 @@ verified, with file, line and field of every fault. 2: no run folder, or other w
 
 from absl import flags
 
-from fcjax import files
 from fcjax.mesh import use_platform
-from fcjax.record import baseline, run_folder
+from fcjax.record import baseline, reader
 from fcjax.verify.recompute import Recompute
 from fcjax.verify.run import Verification
 
@@ -63,7 +62,7 @@ def main(argv):
         if len(faults) > SHOWN:
             print(f"  ... and {len(faults) - SHOWN} more")
         return 1
-    total = files.read_json(check.folder / run_folder.SUMMARY)
+    total = reader.summary(check.folder)
     print(f"baseline: {baseline.words(check.job.baseline)}")
     print("what this does not show:")
     print("\n".join(f"  - {limit}" for limit in check.job.limits))

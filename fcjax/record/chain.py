@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import json
 import os
 import pathlib
 
@@ -88,34 +87,3 @@ class Chain:
             raise OSError(
                 e.errno, f"{e.strerror}; the {self.count} lines before are kept", str(self.path)
             ) from e
-
-
-def read_chain(path, first: str) -> tuple[list[dict], str, list[str]]:
-    """The lines of a chain, its last hash, and what is wrong with it.
-
-    Every line that can be read is in the list, with its number from 1 as the field "line".
-    """
-    name = pathlib.Path(path).name
-    data = pathlib.Path(path).read_bytes()
-    lines = data.split(b"\n")
-    faults = [] if lines.pop() == b"" else [f"{name}: expected a line end at the end, got none"]
-    if faults:  # a line that was cut off does not count
-        faults[0] += f" (line {len(lines) + 1})"
-    found, last = [], first
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            previous = record["previous"]
-        except (ValueError, KeyError, TypeError) as e:
-            faults.append(f"{name} line {number}: expected a record, got {e!r}")
-            previous = None
-        else:
-            found.append(record | {"line": number})
-        if previous is not None and previous != last:
-            before = f"line {number - 1}" if number > 1 else "run.json"
-            faults.append(
-                f"{name} line {number}: field previous: expected {last[:12]}..., the hash of"
-                f" {before}, got {str(previous)[:12]}..., so one of the two was changed"
-            )
-        last = sha256(line)
-    return found, last, faults

@@ -4,7 +4,6 @@ Put a `Recorder` beside a decoder before its first pass, and call `record` behin
 """
 
 import json
-import math
 import re
 import time
 
@@ -14,10 +13,11 @@ import numpy as np
 from fcjax import files
 from fcjax.decode.decoder import Decoder
 from fcjax.decode.loop import Step
-from fcjax.record import ledger
+from fcjax.record import ledger, line
 from fcjax.record.chain import Chain
 from fcjax.record.job import Job
 from fcjax.record.ledger import Ledger, Place
+from fcjax.record.line import finite
 from fcjax.record.live_arrays import Live
 from fcjax.record.transfers import restored
 from fcjax.sharded import layout
@@ -118,7 +118,7 @@ class Recorder:
         fields["recording_seconds"] = spent
         self.seconds += spent
         start = time.perf_counter()
-        self.chain.append(f'{json.dumps(fields, allow_nan=False)[:-1]}, "ledger": {text}}}')
+        self.chain.append(line.encode(fields, text))
         self._before = time.perf_counter() - start
         return fields
 
@@ -212,11 +212,6 @@ def numbers(shards: dict[str, np.ndarray], rows: bool) -> dict:
                 "sample": [[finite(x) for x in row] for row in sample.tolist()],
             }
     return out
-
-
-def finite(number: float) -> float | str:
-    """The number, or in words what is none: JSON has no infinity."""
-    return number if math.isfinite(number) else str(number)
 
 
 def step_faults(fields: dict, job: Job) -> list[str]:

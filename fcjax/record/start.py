@@ -23,11 +23,12 @@ from fcjax.decode.decoder import Decoder
 from fcjax.decode.loop import Step, decode
 from fcjax.mesh import make_mesh
 from fcjax.model import checkpoint
-from fcjax.record import certificate, environment, ledger, run_folder
+from fcjax.record import certificate, environment, ledger, reader, run_folder
 from fcjax.record.chain import Chain
 from fcjax.record.job import Job
-from fcjax.record.recorder import Recorder, describe_executable, finite
-from fcjax.record.summary import next_attempt, of_steps, start_faults
+from fcjax.record.line import finite
+from fcjax.record.recorder import Recorder, describe_executable
+from fcjax.record.summary import of_steps, start_faults
 from fcjax.sharded import layout
 from fcjax.text.tokenizer import Text
 
@@ -53,10 +54,10 @@ class Start:
         Raises:
           ValueError: the start is there already.
         """
-        self.folder = folder / f"start_{index}"
+        self.folder = reader.start_folder(folder, index)
         self.job, self.index = job, index
-        self.attempt = next_attempt(folder, index)
-        self._first = files.sha256((folder / run_folder.RUN).read_bytes())
+        self.attempt = reader.next_attempt(folder, index)
+        self._first = reader.run_sha256(folder)
         self._seconds: dict[str, float] = {}
         self.verdicts: dict[int, audit.Verdict] = {}
         # A compiled program from elsewhere would be no cold start.

@@ -3,36 +3,28 @@
 The recorder and `verify` count with this code, so a summary can be counted again from the steps.
 """
 
-import statistics
-
 from fcjax import files
-from fcjax.record import run_folder
+from fcjax.record import reader, run_folder
 from fcjax.record.job import Job
-from fcjax.record.recorder import finite
+from fcjax.record.line import Pass, finite
 
 
 def of_steps(lines: list[dict], job: Job) -> dict:
     """The figures of a start that follow from its lines alone."""
-    prefill, steps = ([x for x in lines if (x["step"] < 0) == early] for early in (True, False))
-    names = list(steps[-1]["parity"]) if job.compared and steps else []
-    worst = {
-        n: finite(max(float(x["parity"][n]) for x in lines if n in x["parity"])) for n in names
-    }
-    timed = [x["seconds"] for x in steps[1:] if not x["traced"]]
-    faults = [f"step {x['step']}: {fault}" for x in lines for fault in x["faults"]]
+    figures = reader.Figures(map(Pass.of, lines))
+    steps = figures.steps
     return {
-        "prefill_passes": len(prefill),
+        "prefill_passes": len(figures.passes) - len(steps),
         "steps": len(steps),
-        "passed_steps": sum(x["passed"] for x in steps),
+        "passed_steps": figures.passed_steps,
         "ended": "steps" if len(steps) == job.steps else "eos",
-        "tokens": _tokens(steps),
-        "worst": worst or None,
+        "tokens": _tokens([x for x in lines if x["step"] >= 0]),
+        "worst": _finite(figures.worst),
         "bound": job.bound,
         "compared": job.compared,
-        "caches_moved": any(x["caches"]["moved"] for x in lines),
-        # The first step is a warm-up; a start of one step has nothing else.
-        "median_seconds": statistics.median(timed) if timed else None,
-        "faults": faults,
+        "caches_moved": any(p.moved for p in figures.passes),
+        "median_seconds": figures.median_seconds,
+        "faults": [f"step {p.step}: {fault}" for p in figures.passes for fault in p.faults],
     }
 
 
@@ -50,25 +42,22 @@ def start_faults(summary: dict, job: Job) -> list[str]:
 
 def of_run(folder, job: Job) -> dict:
     """The run's summary, from the starts and the failed starts in its folder."""
-    starts = [
-        files.read_json(folder / f"start_{i}" / run_folder.SUMMARY) for i in range(job.cold_starts)
-    ]
+    folders = [reader.start_folder(folder, i) for i in range(job.cold_starts)]
+    starts = [reader.summary(path) for path in folders]
     failed = [
-        {"folder": f.name} | {n: found[n] for n in ("start", "reason", "steps_recorded")}
-        for f in failed_folders(folder)
-        for found in (files.read_json(f / run_folder.FAILURE),)
+        {"folder": path.name} | {n: failure[n] for n in ("start", "reason", "steps_recorded")}
+        for _, _, path in reader.failed_folders(folder)
+        for failure in (files.read_json(path / run_folder.FAILURE),)
     ]
     executables = {}
-    for i in range(job.cold_starts):
-        there = files.read_json(folder / f"start_{i}" / run_folder.ENVIRONMENT)["executables"]
+    for path in folders:
+        there = files.read_json(path / run_folder.ENVIRONMENT)["executables"]
         for tokens, executable in there.items():
-            found = executables.setdefault(tokens, [])
-            if executable["hlo_sha256"] not in found:
-                found.append(executable["hlo_sha256"])
-    names = starts[0]["worst"] or {}
+            hashes = executables.setdefault(tokens, [])
+            if executable["hlo_sha256"] not in hashes:
+                hashes.append(executable["hlo_sha256"])
     recorded = sum(s["steps"] for s in starts)
     passed_steps = sum(s["passed_steps"] for s in starts)
-    medians = [s["median_seconds"] for s in starts if s["median_seconds"] is not None]
     programs = sum(s["seconds"]["programs"] for s in starts)
     passed = all(s["passed"] for s in starts)
     compared = "compared with the unsharded reference" if job.compared else "not compared"
@@ -87,29 +76,20 @@ def of_run(folder, job: Job) -> dict:
             for s in starts
         ],
         "failed_starts": failed,
-        "worst": {n: finite(max(float(s["worst"][n]) for s in starts)) for n in names} or None,
+        "worst": _finite(reader.worst(s["worst"] or {} for s in starts)),
         "bound": job.bound,
         "compared": job.compared,
-        "median_seconds": statistics.median(medians) if medians else None,
+        "median_seconds": reader.median(s["median_seconds"] for s in starts),
         "recording_share": sum(s["recording"]["seconds"] for s in starts) / programs,
         "executables": executables,
     }
 
 
-def failed_folders(folder) -> list:
-    """The folders of starts that failed, in order."""
-    found = [f for f in folder.glob("start_*_failed_*") if f.is_dir()]
-    return sorted(found, key=lambda f: [int(part) for part in f.name.split("_")[1::2]])
+_OF_START = "start attempt steps passed_steps passed worst median_seconds last_line".split()
 
 
-def next_attempt(folder, index: int) -> int:
-    """Number of the next attempt at a start: one more than the last that failed."""
-    failed = [f.name.split("_") for f in failed_folders(folder)]
-    return 1 + max((int(attempt) for _, i, _, attempt in failed if int(i) == index), default=-1)
-
-
-_OF_START = ("start", "attempt", "steps", "passed_steps", "passed", "worst", "median_seconds",
-             "last_line")  # fmt: skip
+def _finite(figures: dict[str, float]) -> dict | None:
+    return {name: finite(x) for name, x in figures.items()} or None
 
 
 def _tokens(steps: list[dict]) -> list[list[int]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fcjax.report.folder import Run
 from fcjax.report.markup import Markup, el, figure, join, many
-from fcjax.report.start import Start, name_of
+from fcjax.report.start import RecordedStart, name_of
 
 _SQUARES = 6000  # at most that many on a page; with more steps a square stands for several
 _POINTS = 4000  # per strip; with more steps a point stands for the largest of several
@@ -34,7 +34,9 @@ def steps_grid(run: Run) -> Markup:
     return el("div", el("div", rows, class_="grid"), key)
 
 
-def _start_row(name: str, start: Start | None, steps: int, every: int, failed=False) -> Markup:
+def _start_row(
+    name: str, start: RecordedStart | None, steps: int, every: int, failed=False
+) -> Markup:
     passes = {p.step: p for p in start.passes} if start else {}
     early = [_cell([step], passes, "p") for step in sorted(s for s in passes if s < 0)]
     cells = []

@@ -5,13 +5,10 @@ in the page, and what contradicts the summaries is a fault.
 """
 
 import pathlib
-import statistics
 
-from fcjax import files
-from fcjax.record import run_folder
+from fcjax.record import reader, run_folder
 from fcjax.record.job import FORMATS
-from fcjax.record.summary import failed_folders
-from fcjax.report.start import Owners, Start, contradictions, largest, read
+from fcjax.report.start import Owners, RecordedStart, contradictions, read
 
 _OF_RUN = ("asked", "recorded", "passed_steps", "failed_starts", "worst", "median_seconds",
            "passed")  # fmt: skip
@@ -40,25 +37,25 @@ class Run:
           ValueError: there is no run.json, or it is none.
         """
         folder = pathlib.Path(folder)
-        path = folder / run_folder.RUN
-        if not path.is_file():
-            raise ValueError(f"run: expected a folder with {run_folder.RUN}, got none ({folder})")
-        self.job = files.read_json(path)
+        self.job = reader.run_json(folder)
         if not isinstance(self.job, dict) or self.job.get("format") not in list(FORMATS):
             known = " or ".join(map(repr, FORMATS))
             raise ValueError(f"run.json: expected format {known}, got another ({folder})")
-        self.run_sha256 = files.sha256(path.read_bytes())
+        self.run_sha256 = reader.run_sha256(folder)
         self.faults: list[str] = []
         self.failed_checks: list[str] = []
         self.summary, fault = read(folder / run_folder.SUMMARY, _OF_RUN)
         if fault:
             self.faults.append(f"{run_folder.SUMMARY}: {fault}")
         self.starts = {
-            i: Start(folder / f"start_{i}", self.run_sha256)
+            i: RecordedStart(path, self.run_sha256)
             for i in range(self.job["cold_starts"])
-            if (folder / f"start_{i}").is_dir()
+            for path in (reader.start_folder(folder, i),)
+            if path.is_dir()
         }
-        self.failed = [Start(f, self.run_sha256) for f in failed_folders(folder)]
+        self.failed = [
+            RecordedStart(path, self.run_sha256) for _, _, path in reader.failed_folders(folder)
+        ]
         if self.summary is not None:
             self._compare()
 
@@ -75,22 +72,17 @@ class Run:
     @property
     def passed_steps(self) -> int:
         """Of those."""
-        return sum(p.passed for s in self.starts.values() for p in s.steps)
+        return sum(s.passed_steps for s in self.starts.values())
 
     @property
     def worst(self) -> dict[str, float]:
         """The largest parity figure of each name over all starts."""
-        found: dict[str, float] = {}
-        for start in self.starts.values():
-            for name, error in start.worst.items():
-                found[name] = largest(found.get(name, error), error)
-        return found
+        return reader.worst(s.worst for s in self.starts.values())
 
     @property
     def median_seconds(self) -> float | None:
         """The median of the starts' medians."""
-        found = [s.median_seconds for s in self.starts.values() if s.median_seconds is not None]
-        return statistics.median(found) if found else None
+        return reader.median(s.median_seconds for s in self.starts.values())
 
     @property
     def shown(self) -> dict | None:

@@ -5,41 +5,14 @@ fault.
 """
 
 import dataclasses
-import json
 import pathlib
-import statistics
 
 from fcjax import files
 from fcjax.record import run_folder
+from fcjax.record.line import Pass
+from fcjax.record.reader import MALFORMED, Figures, read_lines
 
 _OF_SUMMARY = ("steps", "passed_steps", "median_seconds", "worst", "last_line", "passed")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pass:
-    """One line of steps.jsonl, as much of it as the page needs.
-
-    Attributes:
-      step: its number; negative in prefill.
-      parity: by name; None if it was not compared.
-      seconds: of the programs.
-      traced: whether the profiler ran.
-      passed: what the line says, and that it names no fault.
-      faults: in words.
-      hlo: hash of the program that ran.
-      moved: whether a cache was elsewhere than in the pass before.
-      copies_agree: of the all-gather's results; None if there is none.
-    """
-
-    step: int
-    parity: dict[str, float] | None
-    seconds: float
-    traced: bool
-    passed: bool
-    faults: tuple[str, ...]
-    hlo: str
-    moved: bool
-    copies_agree: bool | None
 
 
 @dataclasses.dataclass
@@ -66,8 +39,8 @@ class Owners:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-class Start:
-    """The folder of one cold start, complete or not.
+class RecordedStart(Figures):
+    """The folder of one cold start, complete or not, and the figures of its lines.
 
     Attributes:
       name: of the folder.
@@ -75,7 +48,6 @@ class Start:
       failure: content of failure.json, if this attempt failed.
       environment, summary: content of those files; None if they are not there.
       certificates: by number of tokens.
-      passes: the lines that can be read.
       owners: counts over their ledgers.
       shown: the whole line of the first decode step.
       other_ledgers: decode steps whose ledger is another than that one's.
@@ -86,6 +58,7 @@ class Start:
     """
 
     def __init__(self, folder: pathlib.Path, first: str):
+        super().__init__(())
         self.folder, self.name = folder, folder.name
         self.index = int(folder.name.split("_")[1])
         self.faults: list[str] = []
@@ -99,7 +72,6 @@ class Start:
             found = self._json(f"{audit.name}/certificate.json", "verdict", "program")
             if found is not None:
                 self.certificates[int(audit.name[7:])] = found
-        self.passes: list[Pass] = []
         self.owners, self.shown, self.other_ledgers = Owners(), None, 0
         self.live: dict[str, dict[str, tuple[int, int]]] = {"entry": {}, "exit": {}}
         self.public = 0
@@ -108,30 +80,6 @@ class Start:
             self._read_steps()
         if self.summary is not None:
             self._compare()
-
-    @property
-    def steps(self) -> list[Pass]:
-        """The decode steps."""
-        return [p for p in self.passes if p.step >= 0]
-
-    @property
-    def worst(self) -> dict[str, float]:
-        """The largest parity figure of each name, prefill passes included."""
-        found: dict[str, float] = {}
-        for p in self.passes:
-            for name, error in (p.parity or {}).items():
-                found[name] = largest(found.get(name, error), error)
-        return found
-
-    @property
-    def timed(self) -> list[float]:
-        """Seconds of the steps that the median is over: not the first, and none under trace."""
-        return [p.seconds for p in self.steps[1:] if not p.traced]
-
-    @property
-    def median_seconds(self) -> float | None:
-        """Of those steps."""
-        return statistics.median(self.timed) if self.timed else None
 
     @property
     def passed(self) -> bool | None:
@@ -173,37 +121,22 @@ class Start:
 
     def _read_steps(self) -> None:
         unreadable = 0
-        with open(self.folder / run_folder.STEPS, "rb") as f:
-            for raw in f:
-                line = raw.removesuffix(b"\n")
-                try:
-                    record = json.loads(line)
-                    if record["previous"] != self.last_line:
-                        self.faults.append(
-                            f"{self.name}: step {record['step']} does not carry the hash of the"
-                            " line before it"
-                        )
-                    self._take(record)
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    unreadable += 1
-                if raw.endswith(b"\n"):
-                    self.last_line = files.sha256(line)
+        for line in read_lines(self.folder / run_folder.STEPS, self.last_line):
+            self.last_line = line.sha256
+            try:
+                if line.record is not None and line.faults:
+                    self.faults.append(
+                        f"{self.name}: step {line.record['step']} does not carry the hash of the"
+                        " line before it"
+                    )
+                self._take(line.record)
+            except MALFORMED:
+                unreadable += 1
         if unreadable and self.failure is None:
             self.faults.append(f"{self.name}: {unreadable} line(s) of steps.jsonl cannot be read")
 
     def _take(self, record: dict) -> None:
-        parity = record["parity"]
-        found = Pass(
-            step=record["step"],
-            parity=None if parity is None else {n: float(x) for n, x in parity.items()},
-            seconds=record["seconds"],
-            traced=record["traced"],
-            passed=record["passed"] is True and not record["faults"],
-            faults=tuple(record["faults"]),
-            hlo=record["executable"]["hlo_sha256"],
-            moved=record["caches"]["moved"],
-            copies_agree=record["copies_agree"],
-        )
+        found = Pass.of(record)
         self.owners.count(record["ledger"])
         for when in self.live:
             for kind, value in record["live"][when].items():
@@ -217,13 +150,13 @@ class Start:
                 self.shown = record
             elif record["ledger"] != self.shown["ledger"]:
                 self.other_ledgers += 1
-        self.passes.append(found)
+        self.add(found)
 
     def _compare(self) -> None:
         """Where the summary says something else than the lines."""
         counted = {
             "steps": len(self.steps),
-            "passed_steps": sum(p.passed for p in self.steps),
+            "passed_steps": self.passed_steps,
             "median_seconds": self.median_seconds,
             "worst": self.worst or None,
             "last_line": self.last_line,
@@ -266,11 +199,6 @@ def contradictions(said: dict, counted: dict, where: str) -> list[str]:
         if n in counted or n.startswith("worst ")
         if str(flat[0].get(n)) != str(flat[1].get(n))
     ]
-
-
-def largest(a: float, b: float) -> float:
-    """The larger one; what is no number is larger than any."""
-    return b if b != b or b > a else a
 
 
 def name_of(step: int) -> str:

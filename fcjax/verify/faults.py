@@ -1,5 +1,7 @@
 """Faults in a record: each says where it is, what was expected there, and what was found."""
 
+from fcjax.record.reader import MALFORMED
+
 _SHOWN = 60  # characters of a value
 
 
@@ -16,6 +18,13 @@ class Faults:
     def add(self, where: str, text: str) -> None:
         """One fault: where, and what is wrong there."""
         self.found.append(f"{where}: {text}")
+
+    def guarded(self, where: str, check, *arguments) -> None:
+        """Run a check of what somebody else wrote; that it cannot be read is a fault, too."""
+        try:
+            check(*arguments)
+        except MALFORMED as e:
+            self.add(where, f"expected a record that can be read, got {words(e)}")
 
     def expect(self, where: str, expected, got) -> bool:
         """Compare plain data, and name the first field of every branch that differs."""
@@ -44,3 +53,8 @@ class Faults:
 def _show(value) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+
+
+def words(e: Exception) -> str:
+    """An exception in words."""
+    return str(e) if isinstance(e, ValueError | OSError) and str(e) else repr(e)

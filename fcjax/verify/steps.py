@@ -11,17 +11,13 @@ import numpy as np
 
 from fcjax.files import plain
 from fcjax.model.params import param_shapes
-from fcjax.record import chain, ledger, run_folder
+from fcjax.record import ledger, reader, run_folder
+from fcjax.record import line as line_schema
 from fcjax.record.job import Job
 from fcjax.record.ledger import Ledger
 from fcjax.record.recorder import SAMPLE, step_faults
 from fcjax.verify.faults import Faults
 
-_FIELDS = (
-    "previous", "start", "attempt", "step", "position", "tokens_in", "tokens_out", "executable",
-    "outside_the_claim", "public", "caches", "live", "numbers", "parity", "copies_agree",
-    "seconds", "traced", "faults", "passed", "recording_seconds", "ledger", "line",
-)  # fmt: skip
 _CLASSES = ("weights", "caches", "values", "complete", "earlier_shards", "public", "reference",
             "before_the_run")  # fmt: skip
 
@@ -45,21 +41,18 @@ class Lines:
         """
         self.job, self.start, self.faults = job, start, faults
         self._name = f"{folder.name}/{run_folder.STEPS}"
-        self.lines, self.last, wrong = chain.read_chain(folder / run_folder.STEPS, first)
-        for fault in wrong:
-            faults.found.append(f"{folder.name}/{fault}")
-        whole = []
-        for line in self.lines:
-            where = self._where(line)
-            missing = [n for n in _FIELDS if n not in line]
-            extra = sorted(line.keys() - set(_FIELDS))
-            if missing or extra:
-                faults.add(
-                    where, f"expected the fields of a record, missing {missing}, not {extra}"
-                )
+        self.lines, self.last = [], first
+        for found in reader.read_lines(folder / run_folder.STEPS, first):
+            self.last = found.sha256
+            faults.found += [f"{folder.name}/{fault}" for fault in found.faults]
+            if found.record is None:
+                continue
+            record = found.record | {"line": found.number}
+            wrong = line_schema.fault(found.record)
+            if wrong:
+                faults.add(self._where(record), wrong)
             else:
-                whole.append(line)
-        self.lines = whole
+                self.lines.append(record)
 
     def _where(self, line: dict) -> str:
         return f"{self._name} line {line['line']}"

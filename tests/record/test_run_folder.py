@@ -10,7 +10,8 @@ import pytest
 
 from fcjax import files
 from fcjax.record import run_folder
-from fcjax.record.chain import Chain, read_chain
+from fcjax.record.chain import Chain
+from tests import runs
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -29,7 +30,7 @@ def test_a_chain_carries_the_hash_of_the_line_before(tmp_path):
     previous = [json.loads(x)["previous"] for x in lines]
     assert previous == ["first", *(files.sha256(x.encode()) for x in lines[:2])]
     assert made.last == files.sha256(lines[2].encode()) and made.count == 3
-    found, last, faults = read_chain(tmp_path / "steps.jsonl", "first")
+    found, last, faults = runs.read_chain(tmp_path / "steps.jsonl", "first")
     assert [(x["step"], x["line"]) for x in found] == [(0, 1), (1, 2), (2, 3)]
     assert (last, faults) == (made.last, [])
 
@@ -54,7 +55,7 @@ def test_a_broken_chain_says_where(tmp_path):
     first, second, third = whole.splitlines(keepends=True)
 
     def faults():
-        return read_chain(path, "first")[2]
+        return runs.read_chain(path, "first")[2]
 
     path.write_bytes(first + second.replace(b"1", b"9", 1) + third)
     assert any("line 2: field previous" in f for f in faults())
@@ -64,12 +65,12 @@ def test_a_broken_chain_says_where(tmp_path):
     assert any("line 1: field previous" in f and "the hash of run.json" in f for f in faults())
     path.write_bytes(first + b"{broken\n" + third)
     assert any("line 2: expected a record" in f for f in faults())
-    assert [x["line"] for x in read_chain(path, "first")[0]] == [1, 3]
+    assert [x["line"] for x in runs.read_chain(path, "first")[0]] == [1, 3]
     path.write_bytes(first + b"[1, 2]\n")
     assert any("line 2: expected a record" in f for f in faults())
     path.write_bytes(whole[:-9])  # cut off in the middle of the last line
     assert faults() == ["steps.jsonl: expected a line end at the end, got none (line 3)"]
-    assert len(read_chain(path, "first")[0]) == 2
+    assert len(runs.read_chain(path, "first")[0]) == 2
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
@@ -89,6 +90,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 FULL_DISK = """
 import json, resource, sys
 from fcjax.record.chain import Chain
+from tests import runs
 chain = Chain(sys.argv[1], "first")
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 try:
@@ -105,7 +107,7 @@ def test_a_full_disk_costs_no_line_that_was_recorded(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert "the 3 lines before are kept" in result.stdout and str(path) in result.stdout
-    found, _, faults = read_chain(path, "first")
+    found, _, faults = runs.read_chain(path, "first")
     assert [x["step"] for x in found] == [0, 1, 2] and faults == []
 
 
@@ -121,7 +123,7 @@ def test_a_sync_that_fails_is_said_before_the_next_line(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="Input/output error; the 1 lines before are kept"):
             made.append('{"step": 1}')
     made.close()
-    assert len(read_chain(tmp_path / "steps.jsonl", "first")[0]) == 1
+    assert len(runs.read_chain(tmp_path / "steps.jsonl", "first")[0]) == 1
 
 
 def test_json_that_is_none_is_said_with_its_file(tmp_path):

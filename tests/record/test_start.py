@@ -7,7 +7,7 @@ import pytest
 
 from fcjax import audit, cold_starts
 from fcjax.decode import parity
-from fcjax.record import run_folder
+from fcjax.record import reader, run_folder
 from fcjax.record.start import Start
 from fcjax.sharded import ops
 from fcjax.sharded.interval import Interval
@@ -103,7 +103,7 @@ def test_a_run_of_one_start_is_recorded_in_this_process(model, tmp_path):
                 pass
         start.decode()
     assert start.summary == read(folder, "start_0/summary.json")
-    assert cold_starts.read_summary(folder)["verdict"].startswith("2 of 2 audited steps passed")
+    assert reader.summary(folder)["verdict"].startswith("2 of 2 audited steps passed")
     assert Verification(folder).check() == []
     with pytest.raises(ValueError, match="cold starts: expected 1 in this process, got 2"):
         with cold_starts.recorded_here(tmp_path / "two", runs.job(model)):
