@@ -241,7 +241,7 @@ def test_a_failure_that_was_noted_before_the_end_is_kept_as_it_is(model, tmp_pat
     ("content", "words"),
     [
         (None, "run: expected a folder with run.json, got none"),
-        (b"[]", "run.json: field format: expected 'fcjax run 1', got \\[\\]"),
+        (b"[]", "run.json: field format: expected 'fcjax run 1' or 'fcjax run 2', got \\[\\]"),
         (b'{"format": "fcjax run 1"}', "run.json: expected the fields of a job, got KeyError"),
         (b"{", "run.json: expected JSON, got"),
     ],
