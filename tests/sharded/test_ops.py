@@ -7,7 +7,7 @@ import pytest
 
 from fcjax.mesh import AXIS
 from fcjax.model import functions
-from fcjax.model.params import LAYER_PARAMS
+from fcjax.model.params import LAYER_PARAMS, present
 from fcjax.sharded import ops
 from fcjax.sharded.operators import INTERVAL_CUTS, TENSOR_PARALLEL_CUTS
 from fcjax.sharded.ownership import Plan
@@ -24,7 +24,7 @@ SIZES = pytest.mark.parametrize("B, T", [(1, 1), (3, 5)])
 def params():
     """The parameters of one layer, by their names in the layer."""
     whole = models.random_params(CFG)
-    return {name: whole[f"layers.1.{name}"] for name in LAYER_PARAMS}
+    return {name: whole[f"layers.1.{name}"] for name in present(CFG, LAYER_PARAMS)}
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_down_proj(N, params):
 
 def run_layer(N, params, x, cache, pos, cuts=INTERVAL_CUTS):
     """A layer on the nodes: on shards, or by tensor parallelism on the complete residual."""
-    plan, names = Plan(CFG, N), list(LAYER_PARAMS)
+    plan, names = Plan(CFG, N), list(present(CFG, LAYER_PARAMS))
     sharded = cuts is INTERVAL_CUTS
 
     def fn(pos_B, x, k, v, *w):
