@@ -86,9 +86,8 @@ def join(digits) -> tuple[Digit, ...]:
             out[-1] = Digit(out[-1].size * digit.size, *digit[1:])
         else:
             out.append(digit)
-    if any(_whole(d.state, d.size) or _whole(d.weight, d.size) for d in out):
-        out = [part for d in out for part in _unfuse(d)]
-    return tuple(out)
+    parts = [part for d in out for part in _unfuse(d)]
+    return tuple(out) if parts == out else join(parts)
 
 
 def fuse(digits) -> Digit:
