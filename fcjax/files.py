@@ -72,17 +72,43 @@ def sync_folder(folder) -> None:
         os.close(fd)
 
 
-def read_json(path):
-    """The content of a JSON file.
+def decode(data: bytes, path):
+    """The content of a JSON file from its bytes, which are UTF-8; `path` is for the message.
 
     Raises:
       ValueError: it is not JSON.
     """
-    data = pathlib.Path(path).read_bytes()
     try:
-        return json.loads(data)
-    except ValueError as e:  # of JSON and of UTF-8
+        return json.loads(data.decode())
+    except (ValueError, RecursionError) as e:  # of JSON and of UTF-8; nested without end
         raise ValueError(f"{pathlib.Path(path).name}: expected JSON, got {e} ({path})") from None
+
+
+def read_json(path):
+    """The content of a JSON file.
+
+    Raises:
+      ValueError: it cannot be read or is not JSON.
+    """
+    path = pathlib.Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise ValueError(f"{path.name}: expected JSON, got {e.strerror} ({path})") from None
+    return decode(data, path)
+
+
+def read_object(path) -> dict:
+    """The object in a JSON file.
+
+    Raises:
+      ValueError: it cannot be read, is not JSON or no object.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        name, kind = pathlib.Path(path).name, type(content).__name__
+        raise ValueError(f"{name}: expected a JSON object, got {kind} ({path})")
+    return content
 
 
 def sha256_file(path) -> str:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import pathlib
 
-from fcjax.files import sha256_file
+from fcjax.files import read_json, sha256_file
 
 NAME = "manifest.json"
 
@@ -53,7 +53,7 @@ def verify(folder, required: bool = False) -> str:
             raise ValueError(f"manifest: expected {NAME}, got nothing ({folder})")
         return digest(found)
     try:
-        listed = json.loads((folder / NAME).read_text())
+        listed = read_json(folder / NAME)
         rows = {name: (row["size"], str(row["sha256"])) for name, row in listed.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(

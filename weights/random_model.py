@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import hashlib
-import json
 import os
 import pathlib
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import ml_dtypes
 import numpy as np
 from tokenizers import Tokenizer
 
+from fcjax.files import read_json
 from fcjax.model import convert
 from fcjax.model.config import ModelConfig
 from weights import hf_dir
@@ -86,11 +86,11 @@ def distribution(cfg: ModelConfig, name: str) -> tuple[float, float]:
 
 def read_tokenizer(folder, cfg: ModelConfig) -> tuple[dict[str, bytes], dict]:
     """The tokenizer files of a model folder, and the token ids of its generation_config.json."""
-    files = hf_dir.read_files(folder, TOKENIZER_FILES)
+    copied = hf_dir.read_files(folder, TOKENIZER_FILES)
     path = pathlib.Path(folder) / "tokenizer.json"
     try:
         count = Tokenizer.from_file(str(path)).get_vocab_size()
-        generation = json.loads(path.with_name("generation_config.json").read_text())
+        generation = read_json(path.with_name("generation_config.json"))
         ids = {key: generation[key] for key in TOKEN_IDS if key in generation}
     except Exception as e:  # tokenizers raises nothing more special than Exception
         raise ValueError(
@@ -98,4 +98,4 @@ def read_tokenizer(folder, cfg: ModelConfig) -> tuple[dict[str, bytes], dict]:
         ) from None
     if count > cfg.V:
         raise ValueError(f"tokenizer: expected at most {cfg.V} ids, got {count} ({folder})")
-    return files, ids
+    return copied, ids

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from fcjax.table import aligned
+
 
 @dataclasses.dataclass(frozen=True)
 class Violation:
@@ -102,9 +104,7 @@ class Verdict:
             for c in found:
                 sizes = str(c.sent), str(c.received)
                 rows.append((_short(c.operator) + where, c.kind, c.dtype, *sizes, c.axis or "-"))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        table = ["  ".join(f.ljust(w) for f, w in zip(r, widths, strict=True)) for r in rows]
-        return "\n".join([f"{title}: {self}", *(line.rstrip() for line in table)])
+        return f"{title}: {self}\n{aligned(rows, '<')}"
 
     def __str__(self):
         if self.ok:

@@ -21,6 +21,7 @@ from fcjax.decode.loop import decode
 from fcjax.sharded import balance
 from fcjax.sharded.interval import sent
 from fcjax.sharded.layout import Layout
+from fcjax.table import aligned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,10 +127,7 @@ def table(points: list[Point]) -> str:
         sizes = f"{p.sent:.0f}", f"{p.planned:.0f}", f"{p.work:.2f}"
         figures = f"{p.parity:.1e}", f"{p.median:.1f}", spread, text
         rows.append((str(p.nodes), str(p.depth), p.audit, str(p.collectives), *sizes, *figures))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in rows
-    )
+    return aligned(rows, ">")
 
 
 def write(folder, axis: str, title: str, points: list[Point]) -> None:

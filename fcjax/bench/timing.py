@@ -11,6 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fcjax.table import aligned
+
 
 def take_turns(peers: dict[str, Callable], rounds: int, calls: int = 3) -> dict[str, list[float]]:
     """Seconds a call of each peer, one figure a round.
@@ -41,18 +43,17 @@ def table(title: str, groups: list[dict[str, list[float]]], base: str) -> str:
         each, and a peer is compared with the base of its own rounds.
       base: name of the peer that the others are compared with.
     """
-    lines = [f"{title:<44} median ms   min .. max ms         x {base} (min .. max)"]
-    rows = [(name, figures, group[base]) for group in groups for name, figures in group.items()]
-    for n, (name, figures, against) in enumerate(rows):
+    rows = [(title, "median ms", "min .. max ms", f"x {base} (min .. max)")]
+    timed = [(name, figures, group[base]) for group in groups for name, figures in group.items()]
+    for n, (name, figures, against) in enumerate(timed):
         if name == base and n:
             continue
         ms = [1e3 * s for s in figures]
         ratio = [s / b for s, b in zip(figures, against, strict=True)]
-        lines.append(
-            f"  {name:<42} {statistics.median(ms):9.2f}   {min(ms):8.2f} .. {max(ms):8.2f}"
-            f"   {statistics.median(ratio):5.2f} ({min(ratio):.2f} .. {max(ratio):.2f})"
-        )
-    return "\n".join(lines)
+        spread = f"{min(ms):.2f} .. {max(ms):.2f}"
+        against = f"{statistics.median(ratio):.2f} ({min(ratio):.2f} .. {max(ratio):.2f})"
+        rows.append((f"  {name}", f"{statistics.median(ms):.2f}", spread, against))
+    return aligned(rows, "<>")
 
 
 def bandwidth_reader(mesh, gigabytes: float = 1.0) -> tuple[Callable, int]:

@@ -9,6 +9,7 @@ from fcjax.collectives import BYTES, AllGather, AllReduce, ReduceScatter, sent_b
 from fcjax.sharded import interval
 from fcjax.sharded.interval import ShardedModel
 from fcjax.sharded.programs import TensorParallel
+from fcjax.table import aligned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +57,9 @@ def planned_sent(model: ShardedModel | TensorParallel) -> float:
 
 def table(programs: dict[str, tuple[ShardedModel | TensorParallel, str]]) -> str:
     """What f32 programs move in a decode step of one row, read from their HLO and planned."""
-    lines = [
-        "each step and node                       collectives   bytes sent, HLO   by the formula"
-    ]
+    rows = [("each step and node", "collectives", "bytes sent, HLO", "by the formula")]
     for name, (model, text) in programs.items():
         found = moved(text)
         sent, planned = sent_bytes(found, model.plan.nodes), BYTES["f32"] * planned_sent(model)
-        lines.append(f"  {name:<38} {len(found):11}   {sent:15.1f}   {planned:14.1f}")
-    return "\n".join(lines)
+        rows.append((f"  {name}", str(len(found)), f"{sent:.1f}", f"{planned:.1f}"))
+    return aligned(rows, "<>")

@@ -7,7 +7,6 @@ type and sharding of a parameter; a target that is larger than the parameter is 
 the end of each axis, as the ownership plan asks.
 """
 
-import json
 import pathlib
 
 import jax
@@ -17,7 +16,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 from safetensors import SafetensorError, safe_open
 
-from fcjax import manifest
+from fcjax import files, manifest
 from fcjax.model import convert
 from fcjax.model.config import ModelConfig
 from fcjax.model.params import param_shapes
@@ -78,7 +77,7 @@ class HuggingFaceFolder:
         if not path.exists():
             return {}
         try:
-            listed = json.loads(path.read_text())["weight_map"]
+            listed = files.read_json(path)["weight_map"]
             listed = {str(name): str(file) for name, file in listed.items()}
         except (ValueError, KeyError, AttributeError, TypeError) as e:
             raise ValueError(

@@ -13,9 +13,10 @@ trailing ``_U`` means "partial, not yet reduced" (``out_BTD_U``).
 """
 
 import dataclasses
-import json
 import pathlib
 import sys
+
+from fcjax import files
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -142,13 +143,7 @@ class ModelConfig:
         path = pathlib.Path(path)
         if path.is_dir():
             path = path / "config.json"
-        try:
-            raw = json.loads(path.read_text())
-        except (OSError, ValueError) as e:
-            raise ValueError(f"config: expected a JSON file, got {e} ({path})") from None
-        if not isinstance(raw, dict):
-            raise ValueError(f"config: expected a JSON object, got {type(raw).__name__} ({path})")
-        reader = _Reader(dict(raw))
+        reader = _Reader(files.read_object(path))
         cfg = reader.model_config()
         if reader.faults:
             raise ValueError(f"config: {'; '.join(reader.faults)} ({path})")

@@ -8,7 +8,6 @@ somebody who writes another certificate for another program.
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
@@ -18,6 +17,7 @@ import jax
 import jaxlib
 import jaxlib.version
 
+from fcjax import files
 from fcjax.audit.check import audit_interval
 from fcjax.audit.contract import Contract
 from fcjax.audit.hlo import guard
@@ -65,7 +65,7 @@ def write(
     content = {
         "format": _FORMAT,
         "kind": _COMPILE_ONLY if compile_only else "the program that ran",
-        "program": {"file": PROGRAM, "sha256": _sha256(verdict.hlo.encode())},
+        "program": {"file": PROGRAM, "sha256": files.sha256(verdict.hlo.encode())},
         "model": model.plan.cfg.describe(),
         "nodes": model.plan.nodes,
         "interval": dataclasses.asdict(model.interval),
@@ -110,17 +110,14 @@ def verify(path) -> Verdict:
     path = pathlib.Path(path)
     path = path / NAME if path.is_dir() else path
     data = path.read_bytes()
-    try:
-        content = json.loads(data)
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise ValueError(f"certificate: expected JSON, got {e} ({path})") from None
+    content = files.decode(data, path)
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError(f"certificate: expected format {_FORMAT!r} ({path})")
     seal = content.pop("sha256", None)
     if seal != _seal(content) or data != _encode(content | {"sha256": seal}):
         raise ValueError(f"certificate: expected its own sha256, got changed bytes ({path})")
     program = (path.parent / PROGRAM).read_bytes()
-    if _sha256(program) != content["program"]["sha256"]:
+    if files.sha256(program) != content["program"]["sha256"]:
         raise ValueError(f"program: expected sha256 {content['program']['sha256']} ({PROGRAM})")
     model = ShardedModel(
         Plan(ModelConfig(**content["model"]), content["nodes"]),
@@ -129,15 +126,11 @@ def verify(path) -> Verdict:
     )
     contract: Contract = interval_contract(model, **content["sizes"])
     verdict = audit_interval(guard.check(program.decode()), contract)
-    if _facts(_plain(verdict.to_json())) != _facts(content["verdict"]):
+    if _facts(files.plain(verdict.to_json())) != _facts(content["verdict"]):
         raise ValueError(f"verdict: expected the one in the certificate, got {verdict} ({path})")
-    if _plain(model.plan.describe()) != content["plan"]:
+    if files.plain(model.plan.describe()) != content["plan"]:
         raise ValueError(f"plan: expected the one that the sizes give ({path})")
     return verdict
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _facts(verdict: dict):
@@ -150,14 +143,9 @@ def _facts(verdict: dict):
         raise ValueError(f"certificate: expected the fields of a verdict, got {e!r}") from None
 
 
-def _plain(content):
-    """As it comes back from JSON: tuples as lists."""
-    return json.loads(json.dumps(content))
-
-
 def _encode(content: dict) -> bytes:
     return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _seal(content: dict) -> str:
-    return _sha256(_encode(content))
+    return files.sha256(_encode(content))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fcjax.model.params import leaf, param_dims
 from fcjax.sharded.interval import ShardedModel
 from fcjax.sharded.operators import HEAD, LAYER
+from fcjax.table import aligned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,4 @@ def table(model: ShardedModel, dtype, batch: int, slots: int) -> str:
     for node, s in enumerate(found):
         sizes = s.weights, s.weight_padding, s.cache, s.cache_padding
         rows.append((f"node {node}", *(f"{n / 2**20:.2f}" for n in sizes), f"{s.work / even:.3f}"))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows]
-    return "\n".join([*lines, f"the whole model: {whole / 2**20:.2f} MiB of weights"])
+    return f"{aligned(rows, '>')}\nthe whole model: {whole / 2**20:.2f} MiB of weights"

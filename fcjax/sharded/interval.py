@@ -13,6 +13,7 @@ from fcjax.sharded import operators
 from fcjax.sharded.operators import INTERVAL_CUTS, TENSOR_PARALLEL_CUTS, Operator, Transfer
 from fcjax.sharded.ownership import Cut, Plan
 from fcjax.sharded.sampling import Sampling
+from fcjax.table import aligned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +199,4 @@ def table(model: ShardedModel, batch: int, tokens: int) -> str:
         rows.append(
             ("(outside the claim)", moves, "residual, q, k, v", *("complete" for _ in nodes))
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
-    )
+    return aligned(rows, "<")

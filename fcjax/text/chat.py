@@ -1,8 +1,8 @@
 """Conversations: messages from a JSON file, and one that grows line by line."""
 
 import json
-import pathlib
 
+from fcjax import files
 from fcjax.text.tokenizer import Text
 
 ROLES = ("system", "user", "assistant")
@@ -17,10 +17,7 @@ def read_messages(path) -> list[list[dict[str, str]]]:
     Raises:
       ValueError: the file cannot be read or is not JSON, or a conversation is not like that.
     """
-    try:
-        content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise ValueError(f"messages: expected a JSON file, got {e} ({path})") from None
+    content = files.read_json(path)
     if not isinstance(content, list) or not content:
         raise ValueError(f"messages: expected a list of messages, got {_short(content)} ({path})")
     several = isinstance(content[0], list)

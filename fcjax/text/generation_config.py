@@ -5,10 +5,10 @@ the text and that is not implemented is named in a note, never dropped in silenc
 """
 
 import dataclasses
-import json
 import math
 import pathlib
 
+from fcjax import files
 from fcjax.sharded.sampling import Sampling
 
 FILE = "generation_config.json"
@@ -65,24 +65,6 @@ class Settings:
         return words
 
 
-def read_json(path) -> dict:
-    """The JSON object in a file.
-
-    Raises:
-      ValueError: it cannot be read, is not JSON or no object.
-    """
-    path = pathlib.Path(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise ValueError(f"{path.name}: expected a JSON file, got {e} ({path})") from None
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"{path.name}: expected a JSON object, got {type(content).__name__} ({path})"
-        )
-    return content
-
-
 def settings(
     folder, *, temperature=None, top_k=None, top_p=None, repetition_penalty=None
 ) -> Settings:
@@ -99,7 +81,7 @@ def settings(
       ValueError: a value has the wrong type or means nothing.
     """
     path = pathlib.Path(folder) / FILE
-    file = _checked(read_json(path), path) if path.exists() else {}
+    file = _checked(files.read_object(path), path) if path.exists() else {}
     given = {
         "temperature": temperature,
         "top_k": top_k,

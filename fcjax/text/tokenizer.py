@@ -4,6 +4,7 @@ import pathlib
 
 import numpy as np
 
+from fcjax import files
 from fcjax.text import generation_config
 
 _HALF = "\ufffd"  # what the bytes of a character that is not complete are decoded to
@@ -43,7 +44,7 @@ class Text:
         """From generation_config.json, which may list several ids, else from config.json."""
         for name in (generation_config.FILE, "config.json"):
             path = self.folder / name
-            found = generation_config.read_json(path) if path.exists() else {}
+            found = files.read_object(path) if path.exists() else {}
             ids = found.get("eos_token_id")
             if ids is None:
                 continue

@@ -12,8 +12,6 @@ Somebody who writes all hashes anew gets past the first layer only; somebody who
 run with its numbers, past the first two.
 """
 
-import json
-
 from fcjax import audit, files, manifest, report
 from fcjax.files import plain
 from fcjax.record import baseline, reader, run_folder
@@ -101,7 +99,7 @@ class Verification:
         found = manifest.describe(self.folder)
         data = path.read_bytes()
         try:
-            listed = json.loads(data)
+            listed = files.decode(data, path)
             rows = {name: (row["size"], row["sha256"]) for name, row in listed.items()}
         except MALFORMED as e:
             self.faults.add(manifest.NAME, f"expected files with size and sha256, got {words(e)}")

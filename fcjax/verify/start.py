@@ -1,7 +1,5 @@
 """Checks one cold start of a run: its environment, its audited programs, its lines, its figures."""
 
-import json
-
 from fcjax import audit, files
 from fcjax.audit import trace
 from fcjax.files import plain
@@ -114,7 +112,7 @@ class StartCheck:
         if not verdict.ok:
             self.faults.add(where, f"expected a clean program, got {verdict.violations[0].code}")
             return
-        content = json.loads(data[0])
+        content = files.decode(data[0], where)
         record = job.to_json()
         expected = {n: record[n] for n in ("model", "nodes", "interval", "sampling", "plan")} | {
             "sizes": {"batch": job.batch, "tokens": tokens, "length": job.slots},

@@ -188,7 +188,7 @@ def test_all_faults_in_one_message(read):
 
 @pytest.mark.parametrize(
     "content, message",
-    [(b"{", "expected a JSON file"), (b"\xff\xfe", "expected a JSON file"),
+    [(b"{", "config.json: expected JSON"), (b"\xff\xfe", "config.json: expected JSON"),
      (b"[1]", "expected a JSON object, got list")],
 )  # fmt: skip
 def test_refuses_other_content(tmp_path, content, message):

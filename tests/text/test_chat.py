@@ -39,9 +39,9 @@ def test_one_conversation_or_several(file):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "messages: expected a JSON file"),
-        ("{", "messages: expected a JSON file"),
-        ("Hello", "messages: expected a JSON file"),
+        ("", "expected JSON"),
+        ("{", "expected JSON"),
+        ("Hello", "expected JSON"),
         ("null", "messages: expected a list of messages, got null"),
         ({"messages": HELLO}, 'messages: expected a list of messages, got {"messages"'),
         ([], "messages: expected a list of messages, got []"),
@@ -72,10 +72,10 @@ def test_anything_else_is_refused_in_one_line(file, content, words):
 
 
 def test_no_file_and_no_text(tmp_path):
-    with pytest.raises(ValueError, match="messages: expected a JSON file, got .*no.json"):
+    with pytest.raises(ValueError, match="no.json: expected JSON, got .*no.json"):
         read_messages(tmp_path / "no.json")
     (tmp_path / "binary.json").write_bytes(b"[\xff]")
-    with pytest.raises(ValueError, match="messages: expected a JSON file"):
+    with pytest.raises(ValueError, match="expected JSON"):
         read_messages(tmp_path / "binary.json")
 
 

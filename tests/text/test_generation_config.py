@@ -95,8 +95,8 @@ def test_in_words(read):
 @pytest.mark.parametrize(
     ("file", "given", "words"),
     [
-        ("", {}, "generation_config.json: expected a JSON file"),
-        ("{", {}, "generation_config.json: expected a JSON file"),
+        ("", {}, "generation_config.json: expected JSON"),
+        ("{", {}, "generation_config.json: expected JSON"),
         ("[]", {}, "generation_config.json: expected a JSON object, got list"),
         ({"do_sample": "yes"}, {}, "do_sample: expected true or false, got 'yes'"),
         ({"temperature": "hot"}, {}, "temperature: expected a number, got 'hot'"),

@@ -155,7 +155,7 @@ def test_bytes_that_are_no_text_are_refused(folder):
 @pytest.mark.parametrize("content", ["", "{", "[]"])
 def test_an_unreadable_generation_config_is_refused(folder, content):
     (folder / "generation_config.json").write_text(content)
-    with pytest.raises(ValueError, match="generation_config.json: expected a JSON"):
+    with pytest.raises(ValueError, match="generation_config.json: expected"):
         Text(folder)
 
 
