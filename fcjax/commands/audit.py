@@ -11,7 +11,6 @@ Exit code 0: clean. 1: a violation, shown with its instruction. 2: it cannot be 
 file, not HLO, another program, something that the audit does not understand).
 """
 
-import functools
 import pathlib
 
 from absl import flags
@@ -22,7 +21,7 @@ from fcjax.audit.rules import traffic
 from fcjax.commands import shared_flags
 from fcjax.decode import aot
 from fcjax.record import certificate
-from fcjax.sharded.contract import interval_contract
+from fcjax.sharded import contract, programs
 from fcjax.sharded.interval import Interval, ShardedModel
 from fcjax.sharded.ownership import Plan
 
@@ -59,14 +58,13 @@ def main(_):
 
 def audit_saved(cfg, interval, sampling) -> list[audit.Verdict]:
     verdicts = []
-    for name, text in dump.read(FLAGS.hlo).items():
+    for name, text in dump.read(FLAGS.hlo, programs.INTERVAL_NAMES).items():
         module = audit.parse(text)
         model = ShardedModel(Plan(cfg, FLAGS.nodes or module.devices), interval, sampling)
-        contract_of = functools.partial(interval_contract, model)
         given = (FLAGS.batch, FLAGS.tokens, FLAGS.length)
-        sizes = dump.sizes(module, contract_of)
+        sizes = contract.sizes(module, model)
         sizes = [g if g is not None else s for g, s in zip(given, sizes, strict=True)]
-        verdicts.append(audit.audit_interval(text, contract_of(*sizes)))
+        verdicts.append(audit.audit_interval(text, contract.interval_contract(model, *sizes)))
         whose = "" if FLAGS.nodes else " (nodes: as its header has partitions)"
         print(verdicts[-1].text(f"{name}, {described(model, sizes)}{whose}"))
         for call in traffic.trusted_calls(module):
@@ -86,7 +84,7 @@ def audit_topology(cfg, interval, sampling) -> list[audit.Verdict]:
     text = aot.compile_interval(
         FLAGS.topology, cfg, interval, dtype=FLAGS.dtype, sampling=sampling, **sizes
     )
-    verdict = audit.audit_interval(text, interval_contract(model, *sizes.values()))
+    verdict = audit.audit_interval(text, contract.interval_contract(model, *sizes.values()))
     words = described(model, sizes.values())
     print(verdict.text(f"{FLAGS.topology} in {FLAGS.dtype}, {words}, compile-only audit"))
     print("\nThis audit is compile-only: no such GPUs were there, and the program was not run.")

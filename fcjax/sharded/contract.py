@@ -23,6 +23,7 @@ from fcjax.audit.domain.roles import (
     tensor,
 )
 from fcjax.audit.domain.values import Read, Statistic, Sum
+from fcjax.audit.hlo.graph import Module, Unauditable
 from fcjax.audit.rules.exchange import Declared
 from fcjax.model.params import PARAMS, layer_path, leaf
 from fcjax.sharded import layout, operators, programs
@@ -58,6 +59,37 @@ def interval_contract(model: ShardedModel, batch: int, tokens: int, length: int)
     sums = [flow.sum_of(name) for name in program.results]
     sums += [None] * (len(roles.results) - len(sums))
     return Contract(roles, tuple(flow.expected), after, tuple(sums))
+
+
+def sizes(module: Module, model: ShardedModel) -> tuple[int, int, int]:
+    """Rows, tokens and cache slots (B, T, S) of an interval's program, by its entry parameters.
+
+    These sizes are free: the plan has nothing to say about them.
+
+    Raises:
+      Unauditable: it is another program, by the number and rank of its parameters.
+    """
+    parameters = module.entry.parameters
+    # A prefill of the whole model has other parameters than a decode: no head.
+    for tokens in (1, 2):
+        roles = interval_contract(model, 1, tokens, 1).signature.parameters
+        if len(roles) == len(parameters):
+            break
+    else:
+        raise Unauditable(
+            f"{module.name}: expected {len(roles)} parameters, as the interval has, got"
+            f" {len(parameters)}: another program, or other layers"
+        )
+    shapes = {role.name: p.shape.dims for role, p in zip(roles, parameters, strict=True)}
+    cache = next(dims for name, dims in shapes.items() if name.endswith("cache_k"))
+    entry = shapes.get("residual") or (*shapes.get("tokens", ()), 0)
+    if len(entry) != 3 or len(cache) != 4:
+        raise Unauditable(
+            f"{module.name}: expected a residual [B, T, D] or tokens [B, T] and a cache"
+            f" [B, K, S, H], got {shapes.get('residual', shapes.get('tokens'))} and {cache}:"
+            " another program"
+        )
+    return entry[0], entry[1], cache[2]
 
 
 class Flow:

@@ -177,7 +177,9 @@ def mapped(program: Program, layout: Layout, batch: int, tokens: int, length: in
     return fn, (params, caches, *arguments)
 
 
-_LAYER = operators.LAYER
+
+# Parts of the names under which XLA knows the interval's programs.
+INTERVAL_NAMES = ("run_interval", "run_whole")
 
 
 def _params(plan: Plan, *rows) -> tuple[str, ...]:

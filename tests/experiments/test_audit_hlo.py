@@ -14,6 +14,7 @@ from experiments.adversary.programs import interval, leak
 from fcjax import audit
 from fcjax.audit.hlo import dump
 from fcjax.model.config import ModelConfig
+from fcjax.sharded.programs import INTERVAL_NAMES
 
 CFG = ModelConfig.from_hf("weights/tiny")
 
@@ -145,21 +146,21 @@ def test_a_dump_of_the_whole_model(tmp_path):
 
 
 def test_reading_dumps(files, tmp_path):
-    (text,) = dump.read(files / "honest.hlo").values()
-    assert dump.read(files / "honest.hlo.gz") == {"honest.hlo.gz": text}
+    (text,) = dump.read(files / "honest.hlo", INTERVAL_NAMES).values()
+    assert dump.read(files / "honest.hlo.gz", INTERVAL_NAMES) == {"honest.hlo.gz": text}
     with pytest.raises(audit.Unauditable, match="expected HLO text"):
-        dump.read(files / "cut.hlo.gz")
+        dump.read(files / "cut.hlo.gz", INTERVAL_NAMES)
     with pytest.raises(audit.Unauditable, match="no [*]after_optimizations"):
-        dump.read(tmp_path)
+        dump.read(tmp_path, INTERVAL_NAMES)
     (tmp_path / "module_1.jit_f.cpu_after_optimizations.txt").write_text(
         "HloModule jit_f, is_scheduled=true"
     )
     with pytest.raises(audit.Unauditable, match="jit_f"):
-        dump.read(tmp_path)
+        dump.read(tmp_path, INTERVAL_NAMES)
     (tmp_path / "module_2.jit_f.cpu_after_optimizations.txt").write_text(text)
-    assert list(dump.read(tmp_path).values()) == [text]
+    assert list(dump.read(tmp_path, INTERVAL_NAMES).values()) == [text]
     nested = tmp_path / "run" / "audit_T1"
     nested.mkdir(parents=True)
     (nested / "interval.hlo").write_text(text)
-    assert dump.read(nested) == {"interval.hlo": text}
-    assert "run/audit_T1/interval.hlo" in dump.read(tmp_path)
+    assert dump.read(nested, INTERVAL_NAMES) == {"interval.hlo": text}
+    assert "run/audit_T1/interval.hlo" in dump.read(tmp_path, INTERVAL_NAMES)

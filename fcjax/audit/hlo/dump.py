@@ -6,10 +6,8 @@ import re
 import zlib
 
 from fcjax.audit.hlo import guard
-from fcjax.audit.hlo.graph import Module, Unauditable
+from fcjax.audit.hlo.graph import Unauditable
 
-# How XLA names the interval's programs: jit(Model._run_interval), jit(Model._run_whole), ...
-INTERVAL = ("_run_interval", "_run_whole")
 # The last module that XLA dumps of each program, per backend:
 # module_0012.jit_f.cpu_after_optimizations.txt, ...sm_8.9_gpu_after_optimizations.txt; and the
 # program that a run keeps beside its certificate.
@@ -21,7 +19,7 @@ _HAND_IN = (
 )
 
 
-def read(path, names: tuple[str, ...] = INTERVAL) -> dict[str, str]:
+def read(path, names: tuple[str, ...]) -> dict[str, str]:
     """Texts of the optimized programs at a path, by file name.
 
     Args:
@@ -69,39 +67,6 @@ def text_of(data: bytes | str, where) -> str:
         got = "one without an order, as it is before XLA's passes"
         raise Unauditable(f"{where}: expected an optimized module, got {got}; {_HAND_IN}")
     return guard.check(text)
-
-
-def sizes(module: Module, contract_of) -> tuple[int, int, int]:
-    """Rows, tokens and cache slots (B, T, S) of an interval's program, by its entry parameters.
-
-    These sizes are free: the plan has nothing to say about them.
-
-    Args:
-      contract_of: (B, T, S) -> Contract.
-
-    Raises:
-      Unauditable: it is another program, by the number and rank of its parameters.
-    """
-    parameters = module.entry.parameters
-    # A prefill of the whole model has other parameters than a decode: no head.
-    for roles in (contract_of(1, tokens, 1).signature.parameters for tokens in (1, 2)):
-        if len(roles) == len(parameters):
-            break
-    else:
-        raise Unauditable(
-            f"{module.name}: expected {len(roles)} parameters, as the interval has, got"
-            f" {len(parameters)}: another program, or other layers"
-        )
-    shapes = {role.name: p.shape.dims for role, p in zip(roles, parameters, strict=True)}
-    cache = next(dims for name, dims in shapes.items() if name.endswith("cache_k"))
-    entry = shapes.get("residual") or (*shapes.get("tokens", ()), 0)
-    if len(entry) != 3 or len(cache) != 4:
-        raise Unauditable(
-            f"{module.name}: expected a residual [B, T, D] or tokens [B, T] and a cache"
-            f" [B, K, S, H], got {shapes.get('residual', shapes.get('tokens'))} and {cache}:"
-            " another program"
-        )
-    return entry[0], entry[1], cache[2]
 
 
 def _module_name(text: str) -> str:
