@@ -13,7 +13,7 @@ from fcjax.audit.contract import (
 )
 from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.digits import Axis, Digit, Part
-from fcjax.audit.domain.roles import Signature, Tensor
+from fcjax.audit.domain.roles import Signature
 from fcjax.audit.domain.values import Kind, Statistic, Sum, Value, is_split, mixed, public
 from fcjax.audit.hlo.graph import Instruction, Shape
 from fcjax.audit.rules import contraction
@@ -156,9 +156,8 @@ class Exchanged(Crossing):
     def result(self) -> Value:
         if self.exchange.last:
             return public(self.shape, self.name).replace(sum=(self.name,))
-        reads = frozenset([self.exchange.found])
-        value = self.operand.plain()
-        return value.replace(shape=self.shape, reads=reads, sum=None, trail=None, origin="")
+        new = {"reads": frozenset([self.exchange.found]), "sum": None, "trail": None, "origin": ""}
+        return self.operand.plain().replace(shape=self.shape, **new)
 
     def _is(self, line: Expected) -> bool:
         return line.exchange == self.exchange
@@ -180,8 +179,7 @@ def judge(
       exchanges: those of the contract; the one that this is is taken out of what is left.
     """
     opcode = instruction.opcode.removesuffix("-start")
-    facts = (instruction, opcode, operand, shape)
-    nodes = signature.nodes
+    facts, nodes = (instruction, opcode, operand, shape), signature.nodes
     groups = instruction.groups or (tuple(range(nodes)),)
     if all(len(group) == 1 for group in groups):
         return Local(*facts)
@@ -246,7 +244,7 @@ def _all_reduce_fault(operand: Value, signature: Signature) -> tuple[str, str] |
     """Why it is not a declared statistic; None if it is."""
     if operand.product is not None and operand.product.weight is not None:
         complete = "each node receives the complete sum, not a shard"
-        fault = contraction.contraction_fault(operand, _weights(signature))
+        fault = contraction.contraction_fault(operand, signature.by_name)
         return fault or ("all-reduce-of-state", complete)
     fault = contraction.statistic_fault(operand)
     if fault and operand.product is None and operand.origin:
@@ -263,7 +261,7 @@ def _summed(operand: Value) -> bool:
 
 def _scatter(i: Instruction, operand: Value, signature: Signature):
     """The weight's axis that is scattered, and what is wrong: (axis, None) or (None, fault)."""
-    fault = contraction.contraction_fault(operand, _weights(signature))
+    fault = contraction.contraction_fault(operand, signature.by_name)
     if fault:
         return None, fault
     (along,) = i["dimensions"]
@@ -297,7 +295,3 @@ def _scattered(crossing: Contraction) -> Value:
     total: Sum = (operand.product.weight,)
     out = mixed(crossing.instruction, crossing.shape, [operand])
     return out.replace(dims=tuple(dims), sum=total, reads=frozenset([total]), trail=None, origin="")
-
-
-def _weights(signature: Signature) -> dict[str, Tensor]:
-    return {p.name: p for p in signature.parameters}

@@ -62,6 +62,17 @@ FAMILIES = {
     ),
 }
 
+# The keys of a config.json that are fields of `ModelConfig` as they are.
+_KEYS = {
+    "L": "num_hidden_layers",
+    "D": "hidden_size",
+    "K": "num_key_value_heads",
+    "F": "intermediate_size",
+    "V": "vocab_size",
+    "tied": "tie_word_embeddings",
+    "eps": "rms_norm_eps",
+    "max_len": "max_position_embeddings",
+}
 # Keys of a config.json that do not change what the decoder computes at inference.
 _IGNORED_KEYS = frozenset(
     """
@@ -113,8 +124,7 @@ class ModelConfig:
     def model_type(self) -> str:
         """Hugging Face's name of the family."""
         own = {"qkv_bias": self.qkv_bias, "qk_norm": self.qk_norm}
-        (name,) = (name for name, family in FAMILIES.items() if family.has == own)
-        return name
+        return next(name for name, family in FAMILIES.items() if family.has == own)
 
     def describe(self) -> dict:
         """The config as plain data, for records.
@@ -151,28 +161,21 @@ class ModelConfig:
 
     def to_hf(self) -> dict:
         """The Hugging Face ``config.json`` of this model, as a dict (without token ids)."""
-        return {
-            "architectures": [FAMILIES[self.model_type].architecture],
+        family = FAMILIES[self.model_type]
+        content = {key: getattr(self, field) for field, key in _KEYS.items()} | {
+            "architectures": [family.architecture],
             "attention_dropout": 0.0,
             "hidden_act": "silu",
-            "hidden_size": self.D,
             "initializer_range": 0.02,
-            "intermediate_size": self.F,
-            "max_position_embeddings": self.max_len,
             "model_type": self.model_type,
             "num_attention_heads": self.K * self.G,
-            "num_hidden_layers": self.L,
-            "num_key_value_heads": self.K,
-            # transformers derives this as hidden_size // heads unless the file says otherwise.
-            **({} if self.H * self.K * self.G == self.D else {"head_dim": self.H}),
-            "rms_norm_eps": self.eps,
             "rope_theta": self.rope_theta,
-            "tie_word_embeddings": self.tied,
             "torch_dtype": self.dtype,
             "use_cache": True,
-            "vocab_size": self.V,
-            **FAMILIES[self.model_type].writes,
         }
+        if self.H * self.K * self.G != self.D:  # transformers derives it as hidden_size // heads
+            content["head_dim"] = self.H
+        return dict(sorted((content | family.writes).items()))
 
 
 class _Reader:
@@ -190,8 +193,7 @@ class _Reader:
         value = self.raw.pop(key)
         # bool is an int in Python, and an integer is a fine float in JSON.
         right = type(value) is kind or (kind is float and type(value) is int)
-        if right and kind is not bool:
-            right = 0 < value <= sys.float_info.max
+        right = right and (kind is bool or 0 < value <= sys.float_info.max)
         if not right:
             positive = "" if kind is bool else "a positive "
             self.faults.append(f"{key}: expected {positive}{kind.__name__}, got {value!r}")
@@ -217,10 +219,8 @@ class _Reader:
         old = self.raw.pop("torch_dtype", None)
         value = self.raw.pop("dtype", old)
         if value not in DTYPES or old not in (None, value):
-            self.faults.append(
-                f"torch_dtype: expected one of {', '.join(DTYPES)}, got {value!r}"
-                + (f" and {old!r}" if old not in (None, value) else "")
-            )
+            got = f"{value!r}" if old in (None, value) else f"{value!r} and {old!r}"
+            self.faults.append(f"torch_dtype: expected one of {', '.join(DTYPES)}, got {got}")
         return value
 
     def rope_theta(self):
@@ -253,50 +253,37 @@ class _Reader:
         if self.raw.pop("use_sliding_window", False):
             self.faults.append("use_sliding_window: expected False, got True (not implemented)")
         self.raw.pop("sliding_window", None)  # says nothing unless use_sliding_window is set
-        layers = self.take("num_hidden_layers", int)
-        kinds = self.raw.pop("layer_types", None)
+        kind = {f.name: f.type for f in dataclasses.fields(ModelConfig)}
+        known = {field: self.take(key, kind[field]) for field, key in _KEYS.items()}
+        known |= {"rope_theta": self.rope_theta(), "dtype": self.dtype()}
+        heads, head_dim = self.take("num_attention_heads", int), self.raw.pop("head_dim", None)
+        layers, kinds = known["L"], self.raw.pop("layer_types", None)
         if kinds is not None and kinds != ["full_attention"] * (layers or 0):
-            self.faults.append(
-                f"layer_types: expected 'full_attention' for each of {layers} layers, got {kinds}"
-            )
-        hidden = self.take("hidden_size", int)
-        heads = self.take("num_attention_heads", int)
-        groups = self.take("num_key_value_heads", int)
-        inner = self.take("intermediate_size", int)
-        vocab = self.take("vocab_size", int)
-        tied = self.take("tie_word_embeddings", bool)
-        eps = self.take("rms_norm_eps", float)
-        theta = self.rope_theta()
-        max_len = self.take("max_position_embeddings", int)
-        dtype = self.dtype()
-        head_dim = self.raw.pop("head_dim", None)
+            every = f"'full_attention' for each of {layers} layers"
+            self.faults.append(f"layer_types: expected {every}, got {kinds}")
         unknown = sorted(set(self.raw) - _IGNORED_KEYS)
         if unknown:
             self.faults.append(f"unknown keys {unknown}: expected only those that are implemented")
         if self.faults:
             return None
+        hidden, groups = known["D"], known["K"]
         if heads % groups:
-            self.faults.append(
-                f"num_attention_heads: expected a multiple of num_key_value_heads {groups},"
-                f" got {heads}"
-            )
-        if head_dim is None and hidden % heads:
-            self.faults.append(
-                f"hidden_size: expected a multiple of num_attention_heads {heads}, got {hidden}"
-            )
+            multiple = f"a multiple of num_key_value_heads {groups}"
+            self.faults.append(f"num_attention_heads: expected {multiple}, got {heads}")
         if head_dim is None:
-            head_dim = hidden // heads
+            head_dim, rest = divmod(hidden, heads)
+            if rest:
+                self.faults.append(
+                    f"hidden_size: expected a multiple of num_attention_heads {heads}, got {hidden}"
+                )
         if type(head_dim) is not int or head_dim % 2 or head_dim < 1:
             self.faults.append(f"head_dim: expected an even int above 0, got {head_dim!r}")
-        sizes = {"L": layers, "D": hidden, "K": groups, "G": heads // groups, "H": head_dim}
-        sizes |= {"F": inner, "V": vocab, "max_len": max_len}
-        numbers = {"eps": eps, "rope_theta": theta, "dtype": dtype}
-        return ModelConfig(**sizes, **numbers, tied=tied, **family.has)
+        return ModelConfig(**known, G=heads // groups, H=head_dim, **family.has)
 
 
-def _qwen25(L, D, heads, K, F, V, tied) -> ModelConfig:
-    sizes = {"L": L, "D": D, "K": K, "G": heads // K, "H": D // heads, "F": F, "V": V}
-    return ModelConfig(**sizes, tied=tied, eps=1e-6, rope_theta=1e6, max_len=32768)
+def _qwen25(heads, **sizes) -> ModelConfig:
+    G, H = heads // sizes["K"], sizes["D"] // heads
+    return ModelConfig(**sizes, G=G, H=H, eps=1e-6, rope_theta=1e6, max_len=32768)
 
 
 # Sizes from the config.json files of Qwen/Qwen2.5-*-Instruct. The base models have the same sizes;

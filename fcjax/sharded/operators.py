@@ -68,8 +68,8 @@ class Operator:
 
     def params(self, cfg: ModelConfig, layer: int | None = None) -> tuple[str, ...]:
         """Paths of the parameters that it reads, of those that the model has."""
-        names = (n for n in (self.table, self.norm, self.weight, self.bias, *self.whole) if n)
-        paths = (self.path(cfg, n, layer) for n in names)
+        names = (self.table, self.norm, self.weight, self.bias, *self.whole)
+        paths = (self.path(cfg, n, layer) for n in names if n)
         return tuple(p for p in paths if present(cfg, {p: PARAMS[leaf(p)]}))
 
     @staticmethod
@@ -174,14 +174,12 @@ def _interval_cuts() -> dict[str, Cut]:
 def _tensor_parallel_cuts() -> dict[str, Cut]:
     """Ordinary tensor parallelism, with the complete residual on every node: a weight is cut along
     its other side, a norm not at all."""
-    residual = ENTRY.owned
-    along = {}
+    residual, along = ENTRY.owned, {}
     for op in LAYER:
-        sides = (d for d in PARAMS[op.weight].dims if d != residual) if op.weight else ()
-        along |= {op.weight: split_dim(sides)} if op.weight else {}
-        along |= {op.norm: None} if op.norm else {}
+        if op.weight:
+            along[op.weight] = split_dim(d for d in PARAMS[op.weight].dims if d != residual)
         along |= {op.bias: op.owned} if op.bias else {}
-        along |= dict.fromkeys(op.whole)
+        along |= dict.fromkeys((op.norm, *op.whole) if op.norm else op.whole)
     along[HEAD.norm] = None
     return {name: Cut(dim, (dim,)) for name, dim in along.items()}
 
@@ -289,15 +287,14 @@ def transfers(op: Operator, layer: int | None, plan: Plan, exchanges, sizes) -> 
       exchanges: of the choice of the next token (`Sampling.exchanges`).
       sizes: B and T by their letters.
     """
-    moved: list[Transfer] = []
+    moved, rows = [], sizes["B"]
     if op.norm:
-        moved.append(NormStatistic((sizes["B"], sizes["T"], 1), plan.nodes))
+        moved.append(NormStatistic((rows, sizes["T"], 1), plan.nodes))
     if op.weight:
         operand = tuple(sizes.get(d) or plan.padded(d) for d in op.operand)
         axis, weight = op.operand.index(op.owned), op.path(plan.cfg, op.weight, layer)
         moved.append(Scatter(operand, plan.nodes, axis, weight, op.summed))
     if op is CHOOSE:
-        for e in exchanges:
-            operand = (sizes["B"],) if e.width == 1 else (sizes["B"], e.width)
-            moved.append(Choice(operand, plan.nodes, e))
+        widths = [() if e.width == 1 else (e.width,) for e in exchanges]
+        moved += [Choice((rows, *w), plan.nodes, e) for e, w in zip(exchanges, widths, strict=True)]
     return tuple(moved)

@@ -22,9 +22,12 @@ import jax
 from fcjax.sharded import node, operators
 from fcjax.sharded.interval import ShardedModel
 from fcjax.sharded.layout import Layout
-from fcjax.sharded.operators import TENSOR_PARALLEL_CUTS
+from fcjax.sharded.operators import LAYER, TENSOR_PARALLEL_CUTS
 from fcjax.sharded.ownership import Plan
 from fcjax.sharded.sampling import Sampling
+
+# Parts of the names under which XLA knows the interval's programs.
+INTERVAL_NAMES = ("run_interval", "run_whole")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +86,7 @@ def before(model: ShardedModel) -> Program:
     return Program(
         name="before",
         fn=_node_code(node.run_before, model),
-        params=_params(model.plan, operators.EMBED, *((op, i) for i in layers for op in _LAYER)),
+        params=_params(model.plan, operators.EMBED, *((op, i) for i in layers for op in LAYER)),
         layers=tuple(layers),
         arguments=("tokens", "pos"),
         results=("residual",),
@@ -94,7 +97,7 @@ def after(model: ShardedModel, tokens: int) -> Program:
     """Complete residual and qkv -> logits as shards, and the next tokens."""
     first, decode = model.interval.successor, tokens == 1
     layers = range(first, model.plan.cfg.L)
-    rest = ((op, i) for i in layers for op in _LAYER if (op, i) != (operators.QKV, first))
+    rest = ((op, i) for i in layers for op in LAYER if (op, i) != (operators.QKV, first))
     arguments = ("complete_residual", "complete_qkv", "pos")
     return Program(
         name="after",
@@ -126,7 +129,7 @@ class TensorParallel:
     def program(self) -> Program:
         """A decode step: tokens -> next tokens."""
         layers = range(self.plan.cfg.L)
-        every = ((op, i) for i in layers for op in _LAYER)
+        every = ((op, i) for i in layers for op in LAYER)
         return Program(
             name="tensor parallel",
             fn=_node_code(node.run_tensor_parallel, self),
@@ -145,7 +148,7 @@ def one_layer(model: ShardedModel | TensorParallel, layer: int) -> Program:
     return Program(
         name="layer",
         fn=functools.partial(run, model.plan.cfg, (layer,)),
-        params=_params(model.plan, *((op, layer) for op in _LAYER)),
+        params=_params(model.plan, *((op, layer) for op in LAYER)),
         layers=(layer,),
         arguments=(residual, "pos"),
         results=(residual,),
@@ -175,11 +178,6 @@ def mapped(program: Program, layout: Layout, batch: int, tokens: int, length: in
         out_specs=spec((*results, caches)),
     )
     return fn, (params, caches, *arguments)
-
-
-
-# Parts of the names under which XLA knows the interval's programs.
-INTERVAL_NAMES = ("run_interval", "run_whole")
 
 
 def _params(plan: Plan, *rows) -> tuple[str, ...]:

@@ -89,6 +89,11 @@ class Signature:
     parameters: tuple[Role, ...]
     results: tuple[Role, ...]
 
+    @property
+    def by_name(self) -> dict[str, Role]:
+        """The parameters' roles by their names."""
+        return {role.name: role for role in self.parameters}
+
 
 def tensor(
     kind: type[Tensor], name: str, dims: Iterable[str], shape, split=None, dtype=""
