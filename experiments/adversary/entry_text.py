@@ -60,8 +60,8 @@ def replace(text: str, line: Line, new: str) -> str:
     return text.replace(f"\n{line.text}\n", f"\n{new.rstrip()}\n")
 
 
-def behind(text: str, line: Line, new: str, result: str | None) -> str:
-    """More instructions behind one; what read it from there on reads `result` instead."""
+def after(text: str, line: Line, new: str, result: str | None) -> str:
+    """More instructions after one; what read it from there on reads `result` instead."""
     head, tail = text.split(f"\n{line.text}\n")
     if result is not None:
         tail = re.sub(rf"%{re.escape(line.name)}(?![\w.-])", f"%{result}", tail)

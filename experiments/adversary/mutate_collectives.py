@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from experiments.adversary import mutate_exchanges
 from experiments.adversary.entry_text import (
     Line,
-    behind,
+    after,
     full_slice,
     lines,
     replace,
@@ -205,7 +205,7 @@ def _other_scatters(v: Line, x: Line, others, residual: Line, nodes: int):
 
 
 def _rolled(v: Line, x: Line, along: int, block: int) -> str:
-    """%m.x: the operand with its first block behind the others."""
+    """%m.x: the operand with its first block after the others."""
     at = lambda a, b: "{" + ", ".join(  # noqa: E731
         f"[{a}:{b}]" if d == along else f"[0:{n}]" for d, n in enumerate(x.dims)
     ) + "}"  # fmt: skip
@@ -326,7 +326,7 @@ def _other_gathers(text: str, entry, gather: Line, residual: Line, nodes: int) -
         ),
     )
     again = gather.text.replace(f"%{name} ", "%m.g ").replace("ROOT ", "")
-    yield "twice", name, behind(text, gather, again, None)
+    yield "twice", name, after(text, gather, again, None)
     source = next(v for v in entry if v.name == at)
     flat = shape(gather.dtype, [wide // nodes])
     own = size(residual.dims)
@@ -354,7 +354,7 @@ def _other_gathers(text: str, entry, gather: Line, residual: Line, nodes: int) -
     before = entry[: entry.index(last)]
     done = next(v for v in reversed(before) if v.array and v.dims == residual.dims)
     forward = gathering(done, nodes, f"%{done.name}")
-    yield "one operator forward", done.name, behind(text, done, forward, None)
+    yield "one operator forward", done.name, after(text, done, forward, None)
 
 
 def layouts(text: str, nodes: int, splits: dict[int, int], results) -> Iterator[Mutant]:
@@ -372,7 +372,7 @@ def layouts(text: str, nodes: int, splits: dict[int, int], results) -> Iterator[
         new = p.text.replace(p.shape, wide, 1)
         new = re.sub(r", sharding=\{[^}]*\}(<=\[\d+\]\})?", "", new)
         cut = f"  %m.s = {p.shape} slice(%{p.name}), slice={full_slice(p.dims)}\n"
-        changed = behind(text, p, cut, "m.s").replace(f"\n{p.text}\n", f"\n{new}\n")
+        changed = after(text, p, cut, "m.s").replace(f"\n{p.text}\n", f"\n{new}\n")
         yield "complete input", p.name, _declare(changed, number, p, wide)
     root = entry[-1]
     for number in results:

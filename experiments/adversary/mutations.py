@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from experiments.adversary.entry_text import (
     Line,
-    behind,
+    after,
     full_slice,
     lines,
     replace,
@@ -54,7 +54,7 @@ def transfers(text: str, nodes: int, every: int = 1) -> Iterator[Mutant]:
         for m, (kind, (new, result, more)) in enumerate(_ways_out(v, nodes).items()):
             if (n + m) % every:
                 continue
-            changed = behind(text, v, new, result)
+            changed = after(text, v, new, result)
             yield kind, v.name, with_computation(changed, more) if more else changed
 
 
@@ -218,7 +218,7 @@ def neutral(text: str, every: int = 1) -> Iterator[Mutant]:
             ),
         }  # fmt: skip
         for kind, (new, more) in ways.items():
-            changed = behind(text, v, new, "m.r")
+            changed = after(text, v, new, "m.r")
             yield kind, v.name, with_computation(changed, more) if more else changed
     shapes = {v.name: v.shape for v in lines(text)}
     for v in lines(text):

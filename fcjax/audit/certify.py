@@ -17,7 +17,7 @@ def certify(program, roles: Signature, *arguments) -> Verdict:
 
     Every reduce-scatter must hand out the contraction of state with a declared weight, every
     all-reduce must be the statistic of a norm whose output is contracted, and nothing else may
-    leave a node, except one all-gather behind all that if the roles have complete results.
+    leave a node, except one all-gather after all that if the roles have complete results.
 
     Args:
       program: a function of `arguments`; one that is traced, lowered or compiled

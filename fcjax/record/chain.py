@@ -58,7 +58,7 @@ class Chain:
             self._file.close()
 
     def abandon(self) -> None:
-        """Close the file behind an error, without another one."""
+        """Close the file after an error, without another one."""
         with contextlib.suppress(OSError):
             self.close()
         self._file.close()

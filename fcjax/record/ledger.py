@@ -1,4 +1,4 @@
-"""The ledger: which node owns which coordinates of which state tensor behind every operator.
+"""The ledger: which node owns which coordinates of which state tensor after every operator.
 
 At the interval's entry and exit, in the caches and in the logits there are real arrays: each
 buffer is asked on which device it lies, which index it has and how large it is. Between two

@@ -1,6 +1,6 @@
 """The record of one pass: what was looked at while it ran, and what is known of its program.
 
-Put a `Recorder` beside a decoder before its first pass, and call `record` behind every pass.
+Put a `Recorder` beside a decoder before its first pass, and call `record` after every pass.
 """
 
 import json
@@ -26,7 +26,7 @@ SAMPLE = 8  # values of a row that are written down
 
 
 class Recorder:
-    """Watches the interval and appends a line to `steps.jsonl` behind every pass.
+    """Watches the interval and appends a line to `steps.jsonl` after every pass.
 
     Attributes:
       chain: the file.

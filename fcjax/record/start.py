@@ -239,7 +239,7 @@ class Start:
         """Every layer's cache against the reference's, and the padding of every shard."""
         plan, cfg = self.model.plan, self.job.cfg
         devices = [d.id for d in self.layout.mesh.devices.flat]
-        ends = [p + 1 for p in position]  # slots behind are room, or a chunk's filling
+        ends = [p + 1 for p in position]  # slots after are room, or a chunk's filling
         zero, layers = True, []
         for i, layer in enumerate(self._decoder.caches):
             figures = {}

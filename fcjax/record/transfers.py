@@ -114,9 +114,9 @@ def _transfer(name: str, planned: Transfer, found: Sequence, devices) -> dict:
 
 def _readers(flow: Sequence[audit.Collective], found: audit.Collective, names) -> list[dict]:
     """What reads the result next, as the audit followed it: up to the first projection."""
-    behind = next(n for n, c in enumerate(flow) if c is found) + 1
+    after = next(n for n, c in enumerate(flow) if c is found) + 1
     readers = []
-    for c in flow[behind:]:
+    for c in flow[after:]:
         # An exchange's reads carry its number: "largest logit (0)".
         parts = {p for read in c.reads for p in (read, *read.split(" + "))}
         parts |= {p.rpartition(" (")[0] for p in parts}

@@ -130,7 +130,7 @@ def _public(run: Run, starts) -> Check:
     return (
         "Only the chosen token becomes public",
         f"in {public:,} of {steps:,} decode steps, with what the exchanges find that choose it;"
-        f" {many(after, 'transfer')} behind the interval",
+        f" {many(after, 'transfer')} after the interval",
         public == steps and after == 0 if steps else None,
     )
 
@@ -164,7 +164,7 @@ def _held(run: Run) -> Markup | None:
         "Arrays of the process at the interval's entry and exit",
         el("p", "The most of any pass. The reference is the unsharded model of the parity check: it"
            " holds the complete state, outside the nodes' programs.",
-           None if run.job["whole"] else " Complete are the results of the all-gather behind the"
+           None if run.job["whole"] else " Complete are the results of the all-gather after the"
            " interval.", class_="legend"),
         table(("class", "arrays at entry", "bytes", "arrays at exit", "bytes"), rows,
               numeric=(1, 2, 3, 4)),

@@ -11,7 +11,7 @@ _COLUMNS = ("operator", "transfer", "over", "puts in", "receives", "read next by
 
 
 def collectives(run: Run) -> Markup:
-    """The audit's collectives with their bytes, and behind them what is outside the claim."""
+    """The audit's collectives with their bytes, and after them what is outside the claim."""
     rows, recorded = rows_of(run)
     if not recorded:
         none = el("p", "No decode step was recorded.")

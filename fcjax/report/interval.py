@@ -36,7 +36,7 @@ def draw(run: Run) -> Markup:
 
 
 def _boundary(row: dict, nodes: int) -> list[Markup]:
-    """What an operator does, what crosses, and who owns what behind it."""
+    """What an operator does, what crosses, and who owns what after it."""
     name = what(row["boundary"])
     operator = OPERATORS.get(name)
     boxes = _boxes(row["owners"])
@@ -131,7 +131,7 @@ def bus(reduction: dict, nodes: int, outside: bool = False) -> Markup:
 
 
 def _outside(run: Run, nodes: int) -> Markup:
-    """The all-gather behind the interval, as something that the claim is not about."""
+    """The all-gather after the interval, as something that the claim is not about."""
     shown = run.shown
     note = el("tr", el(
         "th", el("b", "Outside the claim"), el("span", "For the layers that were left unmodified, "

@@ -31,7 +31,7 @@ def el(name: str, /, *children, **attributes) -> Markup:
 
 
 def join(*children) -> Markup:
-    """Children one behind the other."""
+    """Children one after the other."""
     parts = []
     for child in children:
         if child is None:

@@ -8,7 +8,7 @@ from fcjax.sharded.operators import OPERATORS
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Layers, one behind the other, that do the same; or what is in no layer.
+    """Layers, one after the other, that do the same; or what is in no layer.
 
     Attributes:
       layers: their numbers; none for entry, embedding, head and choice.

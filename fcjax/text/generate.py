@@ -103,7 +103,7 @@ def room(prompts: Sequence[np.ndarray], limit: int, wanted: int | None, default:
         )
     if wanted is not None and wanted > left:
         raise ValueError(
-            f"max_new_tokens: expected at most {left} behind the {len(prompts[row])} tokens of"
+            f"max_new_tokens: expected at most {left} after the {len(prompts[row])} tokens of"
             f" prompt {row}, as there are {limit} positions, got {wanted}"
         )
     return min(default, left) if wanted is None else wanted

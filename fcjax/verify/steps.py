@@ -157,7 +157,7 @@ class Lines:
         for line in steps[:-1]:
             ended |= np.isin([row[0] for row in line["tokens_out"]], job.eos)
             if ended.all():
-                self.faults.add(self._where(line), "expected no step behind the end of every row")
+                self.faults.add(self._where(line), "expected no step after the end of every row")
                 return
         if steps:
             ended |= np.isin([row[0] for row in steps[-1]["tokens_out"]], job.eos)

@@ -62,7 +62,7 @@ def test_two_layers_of_shards_are_clean():
     assert [(c.operator, c.axis) for c in found.before] == [("up", "F"), ("down", "D")]
 
 
-def test_one_gather_behind_it_is_allowed_where_a_result_is_complete():
+def test_one_gather_after_it_is_allowed_where_a_result_is_complete():
     def gathered(x, up, down):
         y = _mlp(x, up, down)
         return jax.lax.all_gather(y, AXIS, axis=1, tiled=True, to="invarying")

@@ -61,7 +61,7 @@ def test_a_conversation_from_stdin_and_the_same_from_a_file(chat_model, tmp_path
     answers = result.stdout.splitlines()
     assert len(answers) == 3
     summaries = [x for x in result.stderr.splitlines() if x.startswith("row 0: ")]
-    # The system message is still in the caches behind the reset.
+    # The system message is still in the caches after the reset.
     assert ["in the caches" in x for x in summaries] == [False, True, True]
     first = [{"role": "user", "content": "Where is the king?"}]
     answer = {"role": "assistant", "content": answers[1]}
@@ -72,7 +72,7 @@ def test_a_conversation_from_stdin_and_the_same_from_a_file(chat_model, tmp_path
     assert result.stdout == (f"--- prompt 0 ---\n{answers[2]}\n--- prompt 1 ---\n{answers[1]}\n")
 
 
-def test_a_conversation_that_is_too_long_goes_on_behind_a_reset():
+def test_a_conversation_that_is_too_long_goes_on_after_a_reset():
     long = "Speak, speak. " * 30
     lines = f"O\n{long}\n/reset\nO\n"
     result = start("--interactive", "--context=40", "--max_new_tokens=30", stdin=lines)
@@ -166,7 +166,7 @@ REFUSED = [
     (["--prompt=O", "--depth=0"], "depth: expected 1 to the model's 6 layers, got 0"),
     (["--prompt=O", "--layer=1"], "layer: expected 0 where all 6 layers run on shards, got 1"),
     (["--prompt=O", "--depth=1", "--layer=5"], "layer: expected 0 to 4"),
-    (["--prompt=O", "--max_new_tokens=512"], "max_new_tokens: expected at most 511 behind the 1"),
+    (["--prompt=O", "--max_new_tokens=512"], "max_new_tokens: expected at most 511 after the 1"),
     (["--prompt=O", "--max_new_tokens=0"], "--max_new_tokens=0"),
     (["--prompt=" + "O, speak! " * 200], "prompt 0: expected at most 511 tokens and one to be"),
     (["--prompt=O", "--temperature=-1"], "temperature: expected 0 to 1e+30, got -1.0"),

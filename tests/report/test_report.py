@@ -201,7 +201,7 @@ def test_says_what_is_not_shown(run, request):
     assert found.text.lower().count("confidential") == 1  # as a guarantee that it is not
 
 
-def test_gather_stands_behind_the_interval(layer_run):
+def test_gather_stands_after_the_interval(layer_run):
     found = page(layer_run)
     drawing = next(x for x in found.of["table"] if x.startswith("Operators from top to bottom"))
     assert "all-gather" not in drawing.partition("The interval ends here")[0]

@@ -242,7 +242,7 @@ def test_there_has_to_be_room():
     with pytest.raises(ValueError) as e:
         generate.room(prompts, 20, 12, 4)
     assert str(e.value) == (
-        "max_new_tokens: expected at most 11 behind the 9 tokens of prompt 1, as there are 20"
+        "max_new_tokens: expected at most 11 after the 9 tokens of prompt 1, as there are 20"
         " positions, got 12"
     )
     with pytest.raises(ValueError, match="prompt 1: expected at most 8 tokens and one to be made"):
