@@ -141,11 +141,11 @@ def recorded_here(folder, job: Job):
 
 def finish(folder: pathlib.Path, job: Job) -> dict:
     """Summary, report and manifest, in this order: the run is complete. Returns the summary."""
-    found = summary.of_run(folder, job)
-    files.write_json(folder / run_folder.SUMMARY, found)
+    result = summary.of_run(folder, job)
+    files.write_json(folder / run_folder.SUMMARY, result)
     report.write(folder)
     run_folder.seal(folder)
-    return found
+    return result
 
 
 # What a start says while it runs: ("phase", words) or ("step", its index).
@@ -174,12 +174,12 @@ def start_process(folder: pathlib.Path, index: int, lock: int, listener: Listene
             pass_fds=(lock,),
             env=environment,
         )
-        said = []
+        lines = []
         try:
             for line in process.stdout:
                 event = _event(line)
                 if event is None:
-                    said.append(line)
+                    lines.append(line)
                 else:
                     listener(*event)
             code = process.wait()
@@ -191,7 +191,7 @@ def start_process(folder: pathlib.Path, index: int, lock: int, listener: Listene
         if code == 0:
             return
         errors.seek(0)
-        output = "".join(said) + errors.read()
+        output = "".join(lines) + errors.read()
     reason = _ended(code, output)
     try:
         reason += f" ({keep_failure(folder, index, reason, code, output)})"

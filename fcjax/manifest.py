@@ -47,11 +47,11 @@ def verify(folder, required: bool = False) -> str:
       ValueError: a file is missing, added, or differs from the manifest; all faults in one message.
     """
     folder = pathlib.Path(folder)
-    found = describe(folder)
+    present = describe(folder)
     if not (folder / NAME).exists():
         if required:
             raise ValueError(f"manifest: expected {NAME}, got nothing ({folder})")
-        return digest(found)
+        return digest(present)
     try:
         listed = read_json(folder / NAME)
         rows = {name: (row["size"], str(row["sha256"])) for name, row in listed.items()}
@@ -60,15 +60,15 @@ def verify(folder, required: bool = False) -> str:
             f"manifest: expected files with size and sha256, got {e!r} ({folder / NAME})"
         ) from None
     faults = [
-        f"{n}: expected in the folder, got nothing" for n in sorted(rows.keys() - found.keys())
+        f"{n}: expected in the folder, got nothing" for n in sorted(rows.keys() - present.keys())
     ]
-    faults += [f"{n}: expected no such file" for n in sorted(found.keys() - rows.keys())]
-    for name in sorted(rows.keys() & found.keys()):
-        size, sha = found[name]["size"], found[name]["sha256"]
+    faults += [f"{n}: expected no such file" for n in sorted(present.keys() - rows.keys())]
+    for name in sorted(rows.keys() & present.keys()):
+        size, sha = present[name]["size"], present[name]["sha256"]
         if rows[name][0] != size:
             faults.append(f"{name}: expected {rows[name][0]} bytes, got {size}")
         elif rows[name][1] != sha:
             faults.append(f"{name}: expected sha256 {rows[name][1][:12]}..., got {sha[:12]}...")
     if faults:
         raise ValueError(f"manifest: {'; '.join(faults)} ({folder})")
-    return digest(found)
+    return digest(present)

@@ -19,14 +19,14 @@ def use_platform(platform: str, nodes: int) -> None:
     if platform == "cpu":
         jax.config.update("jax_num_cpu_devices", max(nodes, 1))
     try:
-        found = len(jax.devices())
+        devices = len(jax.devices())
     except (RuntimeError, AssertionError) as e:  # the latter where the plugin is not installed
         reason = (str(e).splitlines() or ["it has no such platform"])[0]
         raise ValueError(
             f"platform: expected one that JAX finds, got {platform}: {reason}"
         ) from None
-    if found < nodes:
-        raise ValueError(f"nodes: expected at most {found}, the {platform} devices, got {nodes}")
+    if devices < nodes:
+        raise ValueError(f"nodes: expected at most {devices}, the {platform} devices, got {nodes}")
 
 
 def hardware(platform: str, nodes: Iterable[jax.Device]) -> str:

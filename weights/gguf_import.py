@@ -29,11 +29,11 @@ def find_in_package(package: str) -> pathlib.Path:
     except ModuleNotFoundError:  # of the package that a dotted name begins with
         spec = None
     folders = (spec and spec.submodule_search_locations) or []
-    found = sorted(path for folder in folders for path in pathlib.Path(folder).rglob("*.gguf"))
-    if len(found) != 1:
+    paths = sorted(path for folder in folders for path in pathlib.Path(folder).rglob("*.gguf"))
+    if len(paths) != 1:
         where = f"in {list(folders)}" if spec else "not installed"
-        raise ValueError(f"package: expected one .gguf file, got {len(found)} ({package}, {where})")
-    return found[0]
+        raise ValueError(f"package: expected one .gguf file, got {len(paths)} ({package}, {where})")
+    return paths[0]
 
 
 def _readme(model: gguf_model.GgufModel) -> str:

@@ -37,9 +37,9 @@ class GgufModel:
             if source not in self.by_name:
                 faults.append(f"{source}: expected a tensor, got nothing")
                 continue
-            found = tuple(map(int, reversed(self.by_name[source].shape)))
-            if found != shape:
-                faults.append(f"{source}: expected shape {shape}, got {found}")
+            got = tuple(map(int, reversed(self.by_name[source].shape)))
+            if got != shape:
+                faults.append(f"{source}: expected shape {shape}, got {got}")
         extra = sorted(self.by_name.keys() - set(sources.values()))
         faults += [f"{name}: expected no such tensor" for name in extra]
         self.meta.check()

@@ -59,7 +59,7 @@ def table(programs: dict[str, tuple[ShardedModel | TensorParallel, str]]) -> str
     """What f32 programs move in a decode step of one row, read from their HLO and planned."""
     rows = [("each step and node", "collectives", "bytes sent, HLO", "by the formula")]
     for name, (model, text) in programs.items():
-        found = moved(text)
-        sent, planned = sent_bytes(found, model.plan.nodes), BYTES["f32"] * planned_sent(model)
-        rows.append((f"  {name}", str(len(found)), f"{sent:.1f}", f"{planned:.1f}"))
+        moves, planned = moved(text), BYTES["f32"] * planned_sent(model)
+        sent = sent_bytes(moves, model.plan.nodes)
+        rows.append((f"  {name}", str(len(moves)), f"{sent:.1f}", f"{planned:.1f}"))
     return aligned(rows, "<>")

@@ -71,19 +71,19 @@ class Oracle:
     @staticmethod
     def _run(layer, model, tokens_BT, cache, pos_B):
         residuals, cache = model(tokens_BT, cache, pos_B)
-        found = {"residual": residuals[layer]}
+        figures = {"residual": residuals[layer]}
         if layer < model.cfg.L:
-            found["qkv"] = model.layers[layer].qkv_proj(residuals[layer])
+            figures["qkv"] = model.layers[layer].qkv_proj(residuals[layer])
         if tokens_BT.shape[1] == 1:
-            found["logits"] = model.logits(residuals[-1])[:, 0]
-        return found, cache
+            figures["logits"] = model.logits(residuals[-1])[:, 0]
+        return figures, cache
 
     def step(self, tokens_BT, pos_B) -> dict[str, np.ndarray]:
         """At the interval's end residual [B, T, D] and, if a layer follows, qkv [B, T, K, C, H];
         if T = 1 the logits [B, V]."""
         inputs = jax.device_put((tokens_BT.astype(np.int32), pos_B.astype(np.int32)))
-        found, self.cache = self._step(self._layer, self.model, inputs[0], self.cache, inputs[1])
-        return jax.device_get(found)
+        figures, self.cache = self._step(self._layer, self.model, inputs[0], self.cache, inputs[1])
+        return jax.device_get(figures)
 
 
 def compare(

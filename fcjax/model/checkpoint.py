@@ -43,7 +43,7 @@ class HuggingFaceFolder:
         Raises:
           ValueError: naming every missing, extra, misplaced or misshapen tensor.
         """
-        faults, files, found = [], {}, {}
+        faults, files, shapes = [], {}, {}
         listed = self._listed()
         for file in sorted(set(listed.values())) or [SINGLE]:
             try:
@@ -53,17 +53,17 @@ class HuggingFaceFolder:
                             faults.append(f"{name}: expected in {listed.get(name)}, got in {file}")
                         part = f.get_slice(name)
                         files[name] = self.folder / file
-                        found[name] = tuple(part.get_shape()), part.get_dtype()
+                        shapes[name] = tuple(part.get_shape()), part.get_dtype()
             except (OSError, SafetensorError) as e:
                 raise ValueError(
                     f"weights: expected a safetensors file, got {e} ({self.folder / file})"
                 ) from None
         wanted = convert.hf_shapes(self.cfg)
-        missing = (wanted.keys() | listed.keys()) - found.keys()
+        missing = (wanted.keys() | listed.keys()) - shapes.keys()
         faults += [f"{n}: expected a tensor, got nothing" for n in sorted(missing)]
-        faults += [f"{n}: expected no such tensor" for n in sorted(found.keys() - wanted)]
-        for name in sorted(found.keys() & wanted):
-            shape, kind = found[name]
+        faults += [f"{n}: expected no such tensor" for n in sorted(shapes.keys() - wanted)]
+        for name in sorted(shapes.keys() & wanted):
+            shape, kind = shapes[name]
             if shape != wanted[name]:
                 faults.append(f"{name}: expected shape {wanted[name]}, got {shape}")
             if _TYPES.get(kind) != self.cfg.dtype:

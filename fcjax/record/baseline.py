@@ -68,7 +68,7 @@ def describe(job: Job) -> dict:
 
 def compare(described: dict, here: dict) -> list[dict]:
     """Every difference between two descriptions, with its class."""
-    found = []
+    differences = []
     for kind, values in described.items():
         for what, there in values.items():
             got = here[kind][what]
@@ -76,8 +76,8 @@ def compare(described: dict, here: dict) -> list[dict]:
                 continue
             if what == "model":
                 there, got = _different_sizes(there, got)
-            found.append({"class": kind, "what": what, "baseline": there, "here": got})
-    return found
+            differences.append({"class": kind, "what": what, "baseline": there, "here": got})
+    return differences
 
 
 def against(job: Job, name: str, described: dict, axis: str | None = None) -> dict:
@@ -125,8 +125,8 @@ def words(record: dict) -> str:
     if record["name"] is None:
         return "none: this run is its own baseline"
     kinds = dict.fromkeys(d["class"] for d in record["differences"])
-    said = "; ".join(_words(kind, record["differences"]) for kind in kinds) or "a repetition of it"
-    return f"{record['name']}; {said}"
+    words = "; ".join(_words(kind, record["differences"]) for kind in kinds) or "a repetition of it"
+    return f"{record['name']}; {words}"
 
 
 def _words(kind: str, differences: list[dict]) -> str:

@@ -155,7 +155,7 @@ class Ledger:
           take: called with a place and the state's name, returns the array.
           at_entry: which of the two.
         """
-        found, seen = {}, {}
+        held, seen = {}, {}
         for key, place in self.places.items():
             if (key[0] == "entry") != at_entry:
                 continue
@@ -164,13 +164,13 @@ class Ledger:
                 split = self.model.plan.state_split(key[1])
                 look = place.value != "cache"
                 seen[id(array)] = measure(array, place.axis, split, self.devices, look)
-            found[key] = tuple(
+            held[key] = tuple(
                 dataclasses.replace(s, bytes=s.bytes * place.part // place.parts)
                 if place.parts > 1
                 else s
                 for s in seen[id(array)]
             )
-        return found
+        return held
 
     def rows(self, found: Found) -> list[dict]:
         """One row a boundary; `found` has the shards of every measured tensor."""
@@ -211,7 +211,7 @@ def measure(array, axis: int, split: Split, devices, look=True) -> tuple[Shard, 
       devices: ids of the nodes' devices in order.
       look: whether to look into the padding.
     """
-    found = []
+    shards = []
     for shard in array.addressable_shards:
         slots = range(*shard.index[axis].indices(array.shape[axis]))
         rest = all(
@@ -221,10 +221,10 @@ def measure(array, axis: int, split: Split, devices, look=True) -> tuple[Shard, 
         )
         node = devices.index(shard.device.id) if shard.device.id in devices else -1
         zero = _padding_zero(shard.data, axis, slots, split) if look else None
-        found.append(
+        shards.append(
             Shard(node, shard.device.id, slots.start, slots.stop, shard.data.nbytes, rest, zero)
         )
-    return tuple(sorted(found, key=lambda s: (s.node, s.start)))
+    return tuple(sorted(shards, key=lambda s: (s.node, s.start)))
 
 
 def coverage(split: Split, shards: Sequence[Shard]) -> tuple[bool, bool]:

@@ -92,8 +92,8 @@ class Live:
                 })  # fmt: skip
             else:
                 _count(classes, kind, size)
-        found = {k: {"arrays": n, "bytes": size} for k, (n, size) in sorted(classes.items())}
-        return found | {"unaccounted": unaccounted}
+        record = {k: {"arrays": n, "bytes": size} for k, (n, size) in sorted(classes.items())}
+        return record | {"unaccounted": unaccounted}
 
     def _from_before(self, array) -> str | None:
         before = self._before.get(id(array))

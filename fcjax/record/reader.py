@@ -61,12 +61,12 @@ def failed_folder(folder, index: int, attempt: int) -> pathlib.Path:
 
 def failed_folders(folder) -> list[tuple[int, int, pathlib.Path]]:
     """The attempts that failed, in order: start, attempt and folder."""
-    found = []
+    attempts = []
     for path in pathlib.Path(folder).glob("start_*_failed_*"):
         index, attempt = path.name.removeprefix("start_").split("_failed_")
         if path.is_dir() and index.isdecimal() and attempt.isdecimal():
-            found.append((int(index), int(attempt), path))
-    return sorted(found)
+            attempts.append((int(index), int(attempt), path))
+    return sorted(attempts)
 
 
 def next_attempt(folder, index: int) -> int:

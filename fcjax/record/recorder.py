@@ -145,11 +145,11 @@ class Recorder:
     def _outside(self, book: Ledger, step: Step, agree) -> dict | None:
         if book.outside is None:
             return None
-        found = {}
+        copies = {}
         for name in layout.names(layout.COMPLETE):
             held = step.output.values[name].addressable_shards
-            found[name] = restored([x.device.id for x in held], held[0].data.nbytes)
-        return book.outside | {"restored": found, "copies_agree": agree}
+            copies[name] = restored([x.device.id for x in held], held[0].data.nbytes)
+        return book.outside | {"restored": copies, "copies_agree": agree}
 
     def _public(self, book: Ledger, step: Step) -> dict | None:
         if book.public is None or step.tokens_out is None:
@@ -162,9 +162,9 @@ _NAMED = ("tokens", "hlo_sha256", "fingerprint")
 
 def describe_executable(programs, tokens: int) -> dict:
     """Which executables a pass of T tokens runs, by the hash of their HLO."""
-    found = {p.name: executable for p, executable in programs.get(tokens)}
-    text = found["interval"].as_text()
-    fingerprint = getattr(found["interval"].runtime_executable(), "fingerprint", None)
+    compiled = {p.name: executable for p, executable in programs.get(tokens)}
+    text = compiled["interval"].as_text()
+    fingerprint = getattr(compiled["interval"].runtime_executable(), "fingerprint", None)
     if isinstance(fingerprint, bytes):
         fingerprint = fingerprint.decode(errors="replace")
     return {
@@ -175,7 +175,7 @@ def describe_executable(programs, tokens: int) -> dict:
         "fingerprint": fingerprint,
         "others": {
             name: program_sha256(executable.as_text())
-            for name, executable in found.items()
+            for name, executable in compiled.items()
             if name != "interval"
         },
     }

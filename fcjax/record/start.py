@@ -202,7 +202,7 @@ class Start:
     def _read_trace(self, folder, step: int) -> dict:
         """Which collectives really ran on which device."""
         module = audit.parse(self.programs.audits[1].hlo)
-        found = trace.executions(folder, module.name)
+        events = trace.executions(folder, module.name)
         planned = set(trace.planned(module))
         return {
             "step": step,
@@ -211,9 +211,9 @@ class Start:
                     "device": e.device,
                     "collectives": {n: k for n, k in e.instructions.items() if n in planned},
                 }
-                for e in found
+                for e in events
             ],
-            "faults": trace.faults(module, found, self.job.nodes, 1),
+            "faults": trace.faults(module, events, self.job.nodes, 1),
         }
 
     def _summary(self, lines: list[dict], recording: float) -> dict:

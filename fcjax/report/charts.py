@@ -125,11 +125,11 @@ def _parity_strip(name, points, bound, low, high, span, worst) -> Markup:
            x=_at(s, span), y=f"{y(e):.1f}", overflow="visible", class_="cross")
         for s, e, who in over[:500]
     ]  # fmt: skip
-    said = f"{name}: worst {figure(worst)}, bound {figure(bound)}, {many(len(points), 'figure')}"
+    words = f"{name}: worst {figure(worst)}, bound {figure(bound)}, {many(len(points), 'figure')}"
     plot = el(
-        "svg", el("title", said), lines,
+        "svg", el("title", words), lines,
         el("line", x1=0, x2="100%", y1=f"{limit:.1f}", y2=f"{limit:.1f}", class_="limit"), dots,
-        crosses, width="100%", height=height, role="img", aria_label=said,
+        crosses, width="100%", height=height, role="img", aria_label=words,
     )  # fmt: skip
     head = el(
         "figcaption", el("b", name), " worst ", el("span", figure(worst), class_="figure"),
@@ -166,14 +166,14 @@ def seconds(run: Run) -> Markup:
     if median is not None:
         line = el("line", x1=0, x2="100%", y1=f"{y(median):.1f}", y2=f"{y(median):.1f}",
                   class_="median")  # fmt: skip
-    said = (
+    words = (
         f"Seconds a step, {many(len(counted), 'step')} counted, median {_ms(median)}, from"
         f" {_ms(min(values))} to {_ms(max(values))}"
     )
     plot = el(
-        "svg", el("title", said), [_rule(y(t)) for t in ticks],
+        "svg", el("title", words), [_rule(y(t)) for t in ticks],
         _dots(_thin(counted, span), y, span, height), _rings(apart, y, span, height),
-        line, width="100%", height=height, role="img", aria_label=said,
+        line, width="100%", height=height, role="img", aria_label=words,
     )  # fmt: skip
     return el("figure", el("div", axis, plot, class_="plot"), _across(span), class_="strips")
 

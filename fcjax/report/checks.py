@@ -60,15 +60,15 @@ def _checks(run: Run):
 
 
 def _audit(run: Run) -> Check:
-    found = [c["verdict"] for s in run.starts.values() for c in s.certificates.values()]
-    gathers = sum(x["kind"] == "all-gather" for v in found for x in v["before"])
-    counts = sorted({len(v["before"]) for v in found})
+    verdicts = [c["verdict"] for s in run.starts.values() for c in s.certificates.values()]
+    gathers = sum(x["kind"] == "all-gather" for v in verdicts for x in v["before"])
+    counts = sorted({len(v["before"]) for v in verdicts})
     inside = " or ".join(map(str, counts))
     return (
         "The compiled program moves only what the plan allows",
-        f"{sum(v['ok'] for v in found)} of {many(len(found), 'audited program')} clean;"
+        f"{sum(v['ok'] for v in verdicts)} of {many(len(verdicts), 'audited program')} clean;"
         f" {inside or 0} collectives inside the interval; {many(gathers, 'all-gather')} among them",
-        all(v["ok"] for v in found) and gathers == 0 if found else None,
+        all(v["ok"] for v in verdicts) and gathers == 0 if verdicts else None,
     )
 
 
@@ -136,13 +136,13 @@ def _public(run: Run, starts) -> Check:
 
 
 def _live(starts) -> Check:
-    found = [s.live[when].get("unaccounted") for s in starts for when in s.live]
-    found = [x[0] for x in found if x is not None]
+    unknown = [s.live[when].get("unaccounted") for s in starts for when in s.live]
+    unknown = [x[0] for x in unknown if x is not None]
     return (
         "Every array of the process is accounted for",
-        f"at entry and exit of a pass at most {many(max(found, default=0), 'array')} of no known"
+        f"at entry and exit of a pass at most {many(max(unknown, default=0), 'array')} of no known"
         " class or with all coordinates of a state tensor on one device",
-        max(found) == 0 if found else None,
+        max(unknown) == 0 if unknown else None,
     )
 
 
@@ -184,26 +184,26 @@ def _parity(run: Run) -> Check:
 
 
 def _cache_parity(run: Run, starts) -> Check:
-    found = [s.summary["caches"] for s in starts if s.summary]
-    worst = [float(c["worst"]) for c in found if c["worst"] is not None]
-    padding = all(c["padding_zero"] for c in found)
+    caches = [s.summary["caches"] for s in starts if s.summary]
+    worst = [float(c["worst"]) for c in caches if c["worst"] is not None]
+    padding = all(c["padding_zero"] for c in caches)
     text = f"worst of all layers at the end: {figure(max(worst))}" if worst else "not compared"
-    if found:
+    if caches:
         text += "; padding all zero" if padding else "; padding not zero"
     good = padding and all(x <= run.job["bound"] for x in worst)
     return "The KV caches agree with the reference's", text, good if worst or not padding else None
 
 
 def _trace(starts) -> Check:
-    found = [s.summary["trace"] for s in starts if s.summary and s.summary["trace"]]
-    faults = sum(len(t["faults"]) for t in found)
-    devices = sum(len(t["executions"]) for t in found)
+    traces = [s.summary["trace"] for s in starts if s.summary and s.summary["trace"]]
+    faults = sum(len(t["faults"]) for t in traces)
+    devices = sum(len(t["executions"]) for t in traces)
     text = (
-        f"last step of {many(len(found), 'start')}, {many(devices, 'execution')}:"
+        f"last step of {many(len(traces), 'start')}, {many(devices, 'execution')}:"
         f" {many(faults, 'difference')} from the audited program"
-        if found
+        if traces
         else "the backend gave no such trace"
     )
     return "The collectives that the profiler saw are the audited ones", text, (
-        faults == 0 if found else None
+        faults == 0 if traces else None
     )  # fmt: skip

@@ -45,11 +45,11 @@ def _why(run: Run) -> Markup | None:
         more = fold(f"{len(reasons) - 5} more", items(reasons[5:])) if len(reasons) > 5 else None
         return el("div", items(reasons[:5]), more, class_="why")
     if left:
-        said = (
+        words = (
             f"{many(len(left), 'cold start')} of {run.job['cold_starts']} left no summary;"
             f" {many(run.recorded, 'decode step')} recorded."
         )
-        return el("p", said, class_="why")
+        return el("p", words, class_="why")
     if run.summary is None:
         return el("p", "Every cold start is complete, but there is no summary.json.", class_="why")
     if run.failed:
@@ -186,14 +186,14 @@ def baseline(run: Run) -> Markup:
         )  # fmt: skip
         axis, differences = record["axis"], record["differences"]
         further = "differs from it" if axis == "parameters" else "goes further than it"
-        said = f"This run {further} in one respect: {axis}." if axis else "This run repeats it."
+        words = f"This run {further} in one respect: {axis}." if axis else "This run repeats it."
         if axis == "parameters":
-            said += (
+            words += (
                 " Model, context, batch, precision and hardware change what a step costs, not how"
                 " many operators, nodes or boundaries the state went through."
             )
         if any(d["what"] == "hardware" and "emulated" in str(d["here"]) for d in differences):
-            said += (
+            words += (
                 " Emulated nodes share one process and its memory: beside devices of their own they"
                 " are a step back, and no boundary that was advanced."
             )
@@ -201,7 +201,7 @@ def baseline(run: Run) -> Markup:
             [d["class"], d["what"], _value(d["baseline"]), _value(d["here"])] for d in differences
         ]
         body = join(
-            el("p", "Held against ", el("strong", name), ". ", said),
+            el("p", "Held against ", el("strong", name), ". ", words),
             table(("axis", "what", "baseline", "here"), rows) if rows else None,
         )
     return el("section", el("h2", "Baseline, and the axis that was advanced"), body, id="baseline")

@@ -135,16 +135,16 @@ def _exchanges(run: Run) -> Markup | None:
 
 def _violations(run: Run) -> Markup | None:
     """What the audit found wrong, in full."""
-    found = []
+    items = []
     for start in [*run.starts.values(), *run.failed]:
         for tokens, certificate in start.certificates.items():
             for v in certificate["verdict"]["violations"]:
                 path = f"path: {' -> '.join(v['path'])}" if v["path"] else ""
                 text = "\n".join(filter(None, (v["line"], path, v["holds"])))
                 name = el("strong", f"{start.name}, {tokens} token(s): {v['code']}. ")
-                found.append(el("li", name, v["text"], el("pre", text) if text else None))
-    if not found:
+                items.append(el("li", name, v["text"], el("pre", text) if text else None))
+    if not items:
         return None
     return el(
-        "div", el("h3", "\u2717 What the audit found wrong"), el("ul", found), class_="failure"
+        "div", el("h3", "\u2717 What the audit found wrong"), el("ul", items), class_="failure"
     )

@@ -109,21 +109,21 @@ class Run:
     @property
     def reasons(self) -> list[str]:
         """Why the run failed, in words; empty if it did not."""
-        found = []
+        reasons = []
         for start in self.failed:
             if start.index in self.never_done:
                 reason = (start.failure or {}).get("reason", "nothing is known of why")
-                found.append(f"{start.name}, and no later attempt is complete: {reason}")
+                reasons.append(f"{start.name}, and no later attempt is complete: {reason}")
         for start in self.starts.values():
-            found += start.reasons
+            reasons += start.reasons
         for start in self.starts.values():
-            found += start.faults
-        found += self.faults
-        if not found:
-            found += [f"failed: {check}" for check in self.failed_checks]
-        if self.summary is not None and not self.summary["passed"] and not found:
-            found.append("summary.json says that the run failed")
-        return found
+            reasons += start.faults
+        reasons += self.faults
+        if not reasons:
+            reasons += [f"failed: {check}" for check in self.failed_checks]
+        if self.summary is not None and not self.summary["passed"] and not reasons:
+            reasons.append("summary.json says that the run failed")
+        return reasons
 
     @property
     def state(self) -> str:
@@ -142,7 +142,7 @@ class Run:
             "worst": self.worst or None,
             "median_seconds": self.median_seconds,
         }
-        said = self.summary | {
+        stated = self.summary | {
             "failed_starts": [x.get("folder") for x in self.summary["failed_starts"]]
         }
-        self.faults += contradictions(said, counted, "the folder says")
+        self.faults += contradictions(stated, counted, "the folder says")

@@ -105,13 +105,13 @@ def bus(reduction: dict, nodes: int, outside: bool = False) -> Markup:
     kind, dim = reduction["kind"], (reduction["received"] or {}).get("dim")
     sent, got = reduction["operand"]["bytes"], reduction["result"]["bytes"]
     if kind == "reduce-scatter":
-        said, style = f"reduce-scatter over {dim}", "scatter"
+        words, style = f"reduce-scatter over {dim}", "scatter"
     elif kind == "all-gather":
-        said, style = "all-gather", "gather"
+        words, style = "all-gather", "gather"
     elif reduction["operator"].endswith("statistic"):
-        said, style = "all-reduce: sum of squares", "statistic"
+        words, style = "all-reduce: sum of squares", "statistic"
     else:
-        said, style = f"all-reduce: {reduction['operator']}", "statistic"
+        words, style = f"all-reduce: {reduction['operator']}", "statistic"
     figures = None
     if sent is not None:
         figures = el("span", f"{size(sent)} in, {size(got)} out")
@@ -125,7 +125,7 @@ def bus(reduction: dict, nodes: int, outside: bool = False) -> Markup:
     return el(
         "div",
         el("svg", lines, across, arrows, width="100%", height="100%", aria_hidden="true"),
-        el("span", el("b", said), figures, class_="pill"),
+        el("span", el("b", words), figures, class_="pill"),
         class_=f"wire {style}" + (" out" if outside else ""),
     )
 

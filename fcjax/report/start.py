@@ -69,9 +69,9 @@ class RecordedStart(Figures):
         self.summary = self._json(run_folder.SUMMARY, *_OF_SUMMARY, "caches", "trace", "faults")
         self.certificates = {}
         for audit in sorted(folder.glob("audit_T*"), key=lambda f: int(f.name[7:])):
-            found = self._json(f"{audit.name}/certificate.json", "verdict", "program")
-            if found is not None:
-                self.certificates[int(audit.name[7:])] = found
+            certificate = self._json(f"{audit.name}/certificate.json", "verdict", "program")
+            if certificate is not None:
+                self.certificates[int(audit.name[7:])] = certificate
         self.owners, self.shown, self.other_ledgers = Owners(), None, 0
         self.live: dict[str, dict[str, tuple[int, int]]] = {"entry": {}, "exit": {}}
         self.public = 0
@@ -93,31 +93,31 @@ class RecordedStart(Figures):
     @property
     def reasons(self) -> list[str]:
         """What went wrong, in words, besides the files themselves."""
-        found = [
+        failed = [
             f"{self.name}: the audit of the program of {tokens} token(s) failed"
             for tokens, certificate in self.certificates.items()
             if not certificate["verdict"]["ok"]
         ]
         bad = [p for p in self.passes if not p.passed]
         if bad:
-            said = (bad[0].faults or ("its line says so",))[0]
-            found.append(
+            first = (bad[0].faults or ("its line says so",))[0]
+            failed.append(
                 f"{self.name}: {len(bad)} of {len(self.passes)} passes failed, the first is"
-                f" {name_of(bad[0].step)}: {said}"
+                f" {name_of(bad[0].step)}: {first}"
             )
         if self.summary and not self.summary["passed"]:
             known = {f"step {p.step}: {x}" for p in bad for x in p.faults}
             rest = [x for x in self.summary["faults"] if x not in known]
-            found += [f"{self.name}: {x}" for x in rest]
-            if not found:
-                found.append(f"{self.name}: its summary says that it failed")
-        return found
+            failed += [f"{self.name}: {x}" for x in rest]
+            if not failed:
+                failed.append(f"{self.name}: its summary says that it failed")
+        return failed
 
     def _json(self, name: str, *fields: str) -> dict | None:
-        found, fault = read(self.folder / name, fields)
+        content, fault = read(self.folder / name, fields)
         if fault:
             self.faults.append(f"{self.name}/{name}: {fault}")
-        return found
+        return content
 
     def _read_steps(self) -> None:
         unreadable = 0
@@ -136,7 +136,7 @@ class RecordedStart(Figures):
             self.faults.append(f"{self.name}: {unreadable} line(s) of steps.jsonl cannot be read")
 
     def _take(self, record: dict) -> None:
-        found = Pass.of(record)
+        done = Pass.of(record)
         self.owners.count(record["ledger"])
         for when in self.live:
             for kind, value in record["live"][when].items():
@@ -144,13 +144,13 @@ class RecordedStart(Figures):
                     len(value), 0
                 )  # fmt: skip
                 self.live[when][kind] = max(size, self.live[when].get(kind, (0, 0)))
-        if found.step >= 0:
+        if done.step >= 0:
             self.public += record["public"] is not None
             if self.shown is None:
                 self.shown = record
             elif record["ledger"] != self.shown["ledger"]:
                 self.other_ledgers += 1
-        self.add(found)
+        self.add(done)
 
     def _compare(self) -> None:
         """Where the summary says something else than the lines."""
@@ -162,8 +162,8 @@ class RecordedStart(Figures):
             "last_line": self.last_line,
         }
         self.faults += [
-            f"{self.name}: {said}"
-            for said in contradictions(self.summary, counted, "its lines say")
+            f"{self.name}: {fault}"
+            for fault in contradictions(self.summary, counted, "its lines say")
         ]
         for tokens, certificate in self.certificates.items():
             ran = {p.hlo for p in self.passes if (p.step >= 0) == (tokens == 1)}
@@ -178,11 +178,11 @@ def read(path: pathlib.Path, fields) -> tuple[dict | None, str | None]:
     if not path.exists():
         return None, None
     try:
-        found = files.read_json(path)
+        content = files.read_json(path)
     except ValueError:
         return None, "it cannot be read"
-    missing = [n for n in fields if n not in found] if isinstance(found, dict) else list(fields)
-    return (None, f"it lacks {', '.join(missing)}") if missing else (found, None)
+    missing = [n for n in fields if n not in content] if isinstance(content, dict) else list(fields)
+    return (None, f"it lacks {', '.join(missing)}") if missing else (content, None)
 
 
 def contradictions(said: dict, counted: dict, where: str) -> list[str]:

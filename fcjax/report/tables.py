@@ -65,8 +65,8 @@ def caches(run: Run) -> Markup:
 def _cache_worst(starts) -> dict:
     worst = {}
     for start in starts:
-        found = (start.summary or {}).get("caches") or {}
-        for i, figures in enumerate(found.get("layers") or ()):
+        caches = (start.summary or {}).get("caches") or {}
+        for i, figures in enumerate(caches.get("layers") or ()):
             for name, error in figures.items():
                 worst[i, name] = max(worst.get((i, name), 0.0), float(error))
     return worst
@@ -80,31 +80,31 @@ def starts(run: Run) -> Markup:
         if s is None:
             rows.append([f"start {i}", "nothing recorded", "", "", "", "", "", mark(None)])
             continue
-        said = s.summary or {}
-        spent = (s.environment or {}).get("seconds", {}) | said.get("seconds", {})
+        summary = s.summary or {}
+        spent = (s.environment or {}).get("seconds", {}) | summary.get("seconds", {})
         took = [
             el("span", f"{n.replace('_', ' ')} {duration(x)}", class_="took")
             for n, x in spent.items()
         ]
-        share = said.get("recording", {}).get("share")
+        share = summary.get("recording", {}).get("share")
         rows.append([
             f"start {i}", f"{sum(p.passed for p in s.steps)} of {len(s.steps)}",
             figure(max(s.worst.values(), key=lambda e: (e != e, e))) if s.worst else "not compared",
             duration(s.median_seconds), "\u2013" if share is None else f"{share:.1%}",
-            size(said["peak_bytes"]) if said else "\u2013", el("span", took), mark(s.passed),
+            size(summary["peak_bytes"]) if summary else "\u2013", el("span", took), mark(s.passed),
         ])  # fmt: skip
-        texts.append(_texts(run, i, said.get("text")))
+        texts.append(_texts(run, i, summary.get("text")))
     columns = ("cold start", "steps passed", "worst parity", "median step", "recording",
                "peak memory", "seconds", "verdict")  # fmt: skip
     share = (run.summary or {}).get("recording_share")
-    said = "" if share is None else (
+    recording = "" if share is None else (
         f" Recording took {share:.1%} of the programs' time over the whole run; the programs'"
         " seconds do not contain it."
     )  # fmt: skip
     return el(
         "section",
         el("h2", "Cold starts"),
-        el("p", f"Each opens, compiles, audits, loads and decodes from nothing.{said}"),
+        el("p", f"Each opens, compiles, audits, loads and decodes from nothing.{recording}"),
         table(columns, rows, numeric=(1, 2, 3, 4, 5), class_="starts"),
         fold("Prompts, and what was generated", texts) if texts else None,
         id="starts",
@@ -123,7 +123,7 @@ def failures(run: Run) -> Markup | None:
     """The attempts that failed, as they were left."""
     if not run.failed:
         return None
-    found = []
+    attempts = []
     for start in run.failed:
         f = start.failure or {}
         facts = [
@@ -133,30 +133,30 @@ def failures(run: Run) -> Markup | None:
             ("last line", "cut off" if f.get("torn_line") else "whole"),
         ]
         later = start.index not in run.never_done
-        found.append(el(
+        attempts.append(el(
             "div", el("h4", f"\u2717 {start.name}"), definitions(facts),
             el("p", "A later attempt at this start is complete." if later
                else "No later attempt at this start is complete."),
             fold("The end of what it printed", el("pre", f["output"])) if f.get("output") else None,
         ))  # fmt: skip
-    return el("div", el("h3", "Attempts that failed"), found, class_="failure")
+    return el("div", el("h3", "Attempts that failed"), attempts, class_="failure")
 
 
 def faults(run: Run) -> Markup | None:
     """Every pass with a fault, the first hundred in words."""
-    found = [
+    failed = [
         (start.name, p) for start in [*run.starts.values(), *run.failed] for p in start.passes
         if not p.passed
     ]  # fmt: skip
-    if not found:
+    if not failed:
         return None
     rows = [
         [name, p.step, el("ul", [el("li", x) for x in p.faults] or el("li", "it says so"))]
-        for name, p in found[:100]
+        for name, p in failed[:100]
     ]
-    more = el("p", f"And {len(found) - 100:,} more.") if len(found) > 100 else None
+    more = el("p", f"And {len(failed) - 100:,} more.") if len(failed) > 100 else None
     return el(
-        "div", el("h3", f"\u2717 {many(len(found), 'pass')} with faults"),
+        "div", el("h3", f"\u2717 {many(len(failed), 'pass')} with faults"),
         table(("start", "pass", "faults"), rows), more, class_="failure",
     )  # fmt: skip
 

@@ -63,11 +63,11 @@ def shares(model: ShardedModel, dtype, batch: int, slots: int) -> list[Share]:
 def table(model: ShardedModel, dtype, batch: int, slots: int) -> str:
     """The shares as text, each beside an even one."""
     plan = model.plan
-    found = shares(model, dtype, batch, slots)
-    even = sum(s.work for s in found) / plan.nodes
-    whole = sum(s.weights - s.weight_padding for s in found)
+    each = shares(model, dtype, batch, slots)
+    even = sum(s.work for s in each) / plan.nodes
+    whole = sum(s.weights - s.weight_padding for s in each)
     rows = [("", "weights MiB", "padding", "cache MiB", "padding", "work / even")]
-    for node, s in enumerate(found):
+    for node, s in enumerate(each):
         sizes = s.weights, s.weight_padding, s.cache, s.cache_padding
         rows.append((f"node {node}", *(f"{n / 2**20:.2f}" for n in sizes), f"{s.work / even:.3f}"))
     return f"{aligned(rows, '>')}\nthe whole model: {whole / 2**20:.2f} MiB of weights"

@@ -173,10 +173,10 @@ _NAMES = {
 
 def split_dim(dims: Iterable[str]) -> str | None:
     """The one dimension among these that is split over the nodes; None if there is none."""
-    found = [d for d in dims if d in SPLIT_DIMS]
-    if len(found) > 1:
-        raise ValueError(f"dimensions: expected at most one split one, got {found}")
-    return found[0] if found else None
+    split = [d for d in dims if d in SPLIT_DIMS]
+    if len(split) > 1:
+        raise ValueError(f"dimensions: expected at most one split one, got {split}")
+    return split[0] if split else None
 
 
 def partition_spec(dims: tuple[str, ...], cut: str | None) -> jax.P:

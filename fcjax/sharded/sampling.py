@@ -84,15 +84,15 @@ class Sampling:
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """What crosses between the nodes at every step, in order."""
-        found = []
+        rounds = []
         if self.temperature and self.top_k:
-            found += [Exchange("top-k count", "add", "int32", _CANDIDATES) for _ in _ROUNDS]
+            rounds += [Exchange("top-k count", "add", "int32", _CANDIDATES) for _ in _ROUNDS]
         if self.temperature and self.top_p < 1:
-            found += [Exchange("largest logit", "max", "float32", 1)]
-            found += [Exchange("total mass", "add", "float32", 1)]
-            found += [Exchange("top-p mass", "add", "float32", _CANDIDATES) for _ in _ROUNDS]
+            rounds += [Exchange("largest logit", "max", "float32", 1)]
+            rounds += [Exchange("total mass", "add", "float32", 1)]
+            rounds += [Exchange("top-p mass", "add", "float32", _CANDIDATES) for _ in _ROUNDS]
         return (
-            *found,
+            *rounds,
             Exchange("best value", "max", "float32", 1),
             Exchange("chosen token", "min", "int32", 1),
         )

@@ -44,8 +44,8 @@ class Text:
         """From generation_config.json, which may list several ids, else from config.json."""
         for name in (generation_config.FILE, "config.json"):
             path = self.folder / name
-            found = files.read_object(path) if path.exists() else {}
-            ids = found.get("eos_token_id")
+            content = files.read_object(path) if path.exists() else {}
+            ids = content.get("eos_token_id")
             if ids is None:
                 continue
             listed = ids if isinstance(ids, list) else [ids]

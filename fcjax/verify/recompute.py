@@ -91,14 +91,14 @@ class Recompute:
             if line["step"] not in wanted:
                 continue
             where = f"{name}/{run_folder.STEPS} line {line['line']} (computed again)"
-            found = recorder.numbers(output.shards(self._job.cfg), rows=True)
+            again = recorder.numbers(output.shards(self._job.cfg), rows=True)
             token = jax.device_get(output.next_tokens).tolist()
             faults.expect(where, {"tokens_out": token}, {"tokens_out": line["tokens_out"]})
             if same:
                 self.exact += 1
-                faults.expect(where, {"numbers": found}, {"numbers": line["numbers"]})
+                faults.expect(where, {"numbers": again}, {"numbers": line["numbers"]})
             else:
-                self._compare(where, found, line["numbers"], faults)
+                self._compare(where, again, line["numbers"], faults)
 
     def _compare(self, where: str, here: dict, there: dict, faults: Faults) -> None:
         for name in ("residual", "logits"):

@@ -96,7 +96,7 @@ class Verification:
         if not path.exists():
             self.faults.add(manifest.NAME, "expected it, got nothing: the run is not finished")
             return
-        found = manifest.describe(self.folder)
+        present = manifest.describe(self.folder)
         data = path.read_bytes()
         try:
             listed = files.decode(data, path)
@@ -106,17 +106,17 @@ class Verification:
             return
         if data != run_folder.seal_bytes(listed):
             self.faults.add(manifest.NAME, "expected the form in which it is written, got another")
-        for name in sorted(rows.keys() | found.keys()):
-            if name not in found:
+        for name in sorted(rows.keys() | present.keys()):
+            if name not in present:
                 self.faults.add(name, f"expected the file that {manifest.NAME} lists, got nothing")
             elif name not in rows:
                 self.faults.add(name, f"expected no file that {manifest.NAME} does not list")
-            elif rows[name] != (found[name]["size"], found[name]["sha256"]):
+            elif rows[name] != (present[name]["size"], present[name]["sha256"]):
                 size, sha = rows[name]
                 self.faults.add(
                     name,
                     f"expected {size} bytes with sha256 {str(sha)[:12]}... as in {manifest.NAME},"
-                    f" got {found[name]['size']} with {found[name]['sha256'][:12]}...",
+                    f" got {present[name]['size']} with {present[name]['sha256'][:12]}...",
                 )
         for entry in sorted(self.folder.rglob("*")):
             if entry.is_symlink():

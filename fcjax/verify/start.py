@@ -136,15 +136,15 @@ class StartCheck:
     def _summary(self, lines: Lines, verdicts: dict, attempt: int) -> None:
         """Figures of a start, counted again."""
         job, where = self.job, f"{self.folder.name}/{run_folder.SUMMARY}"
-        found = reader.summary(self.folder)
+        stated = reader.summary(self.folder)
         programs = sum(x["seconds"] for x in lines.lines)
-        recording, caches = found["recording"], found["caches"]
+        recording, caches = stated["recording"], stated["caches"]
         expected = of_steps(lines.lines, job) | {
             "start": lines.start,
             "attempt": attempt,
             "last_line": lines.last,
         }
-        expected["faults"] = expected["faults"] + start_faults(found, job)
+        expected["faults"] = expected["faults"] + start_faults(stated, job)
         expected["passed"] = not expected["faults"]
         expected |= {
             "recording.share": recording["seconds"] / programs,
@@ -153,14 +153,14 @@ class StartCheck:
             "trace": None,
         }
         if lines.lines[-1]["traced"]:
-            expected["trace"] = self._trace(verdicts[1]) if 1 in verdicts else found["trace"]
+            expected["trace"] = self._trace(verdicts[1]) if 1 in verdicts else stated["trace"]
         figures = [float(x) for layer in caches["layers"] or () for x in layer.values()]
         if job.compared:
             expected["caches.layers"] = [["k", "v"]] * job.cfg.L
             expected["caches.worst"] = max(figures)
-        got = {n: found.get(n) for n in expected if "." not in n} | {
+        got = {n: stated.get(n) for n in expected if "." not in n} | {
             "recording.share": recording["share"],
-            "seconds.programs": found["seconds"]["programs"],
+            "seconds.programs": stated["seconds"]["programs"],
             "caches.rows": caches["rows"],
             "caches.layers": [sorted(layer) for layer in caches["layers"] or ()],
             "caches.worst": float(caches["worst"]) if caches["worst"] is not None else None,
@@ -169,11 +169,11 @@ class StartCheck:
         least = sum(x["recording_seconds"] for x in lines.lines)
         if not recording["seconds"] >= least:
             self.faults.add(where, f"field recording.seconds: expected at least {least}")
-        for name, x in found["seconds"].items():
+        for name, x in stated["seconds"].items():
             if not x > 0:
                 self.faults.add(where, f"field seconds.{name}: expected a time, got {x}")
-        if not found["peak_bytes"] > 0:
-            self.faults.add(where, f"field peak_bytes: expected bytes, got {found['peak_bytes']}")
+        if not stated["peak_bytes"] > 0:
+            self.faults.add(where, f"field peak_bytes: expected bytes, got {stated['peak_bytes']}")
 
     def _trace(self, verdict: audit.Verdict) -> dict:
         """What the profiler has to have seen in the last step."""

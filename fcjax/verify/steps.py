@@ -42,13 +42,13 @@ class Lines:
         self.job, self.start, self.faults = job, start, faults
         self._name = f"{folder.name}/{run_folder.STEPS}"
         self.lines, self.last = [], first
-        for found in reader.read_lines(folder / run_folder.STEPS, first):
-            self.last = found.sha256
-            faults.found += [f"{folder.name}/{fault}" for fault in found.faults]
-            if found.record is None:
+        for read in reader.read_lines(folder / run_folder.STEPS, first):
+            self.last = read.sha256
+            faults.found += [f"{folder.name}/{fault}" for fault in read.faults]
+            if read.record is None:
                 continue
-            record = found.record | {"line": found.number}
-            wrong = line_schema.fault(found.record)
+            record = read.record | {"line": read.number}
+            wrong = line_schema.fault(read.record)
             if wrong:
                 faults.add(self._where(record), wrong)
             else:
@@ -165,11 +165,11 @@ class Lines:
             self.faults.add(self._name, f"expected {job.steps} decode steps, got {len(steps)}")
 
     def _caches(self, line, where: str) -> None:
-        found, job = line["caches"], self.job
+        caches, job = line["caches"], self.job
         addresses = self.lines[0]["caches"]["addresses"]
         self.faults.expect(where, {"caches": {"addresses": addresses, "moved": False}},
-                           {"caches": found})  # fmt: skip
-        flat = [a for layer in found["addresses"] for buffers in layer for a in buffers]
+                           {"caches": caches})  # fmt: skip
+        flat = [a for layer in caches["addresses"] for buffers in layer for a in buffers]
         count = job.interval.depth * 2 * job.nodes
         if len(flat) != count or len(set(flat)) != len(flat):
             self.faults.add(
@@ -188,17 +188,17 @@ class Lines:
         itemsize = jax.numpy.dtype(job.dtype).itemsize
         expected = {"caches": {"arrays": 2 * job.cfg.L, "bytes": cache * job.cfg.L * itemsize}}
         for when in ("entry", "exit"):
-            found = line["live"].get(when)
-            if type(found) is not dict:
-                self.faults.add(where, f"field live.{when}: expected classes, got {found}")
+            classes = line["live"].get(when)
+            if type(classes) is not dict:
+                self.faults.add(where, f"field live.{when}: expected classes, got {classes}")
                 continue
             at = f"{where} field live.{when}"
-            self.faults.expect(at, [], found.get("unaccounted"))
-            self.faults.expect(at, expected["caches"], found.get("caches"))
-            unknown = sorted(found.keys() - {*_CLASSES, "unaccounted"})
+            self.faults.expect(at, [], classes.get("unaccounted"))
+            self.faults.expect(at, expected["caches"], classes.get("caches"))
+            unknown = sorted(classes.keys() - {*_CLASSES, "unaccounted"})
             if unknown:
                 self.faults.add(at, f"expected known classes, got {unknown}")
-            counts = {n: found.get(n, {}).get("arrays", 0) for n in _CLASSES}
+            counts = {n: classes.get(n, {}).get("arrays", 0) for n in _CLASSES}
             right = {
                 "weights": len(param_shapes(job.cfg)),
                 "complete": 2 if when == "exit" and not model.whole else 0,
@@ -218,23 +218,23 @@ class Lines:
                 where, f"field numbers.sha256: expected hashes of {names}, got {hashes}"
             )
         for name in ("residual", "logits") if step >= 0 else ():
-            found = line["numbers"].get(name, {})
-            norm, sample = found.get("norm", []), found.get("sample", [])
+            numbers = line["numbers"].get(name, {})
+            norm, sample = numbers.get("norm", []), numbers.get("sample", [])
             flat = [*norm, *(x for row in sample for x in row)]
             sizes = (len(norm), len(flat) - len(norm))
             if sizes != (job.batch, job.batch * SAMPLE) or not all(map(_is_number, flat)):
                 self.faults.add(
-                    where, f"field numbers.{name}: expected finite numbers, got {found}"
+                    where, f"field numbers.{name}: expected finite numbers, got {numbers}"
                 )
         parity = ["residual", *([] if job.model().whole else "qkv")]
         parity += ["logits"] if step >= 0 else []
-        found = line["parity"]
+        figures = line["parity"]
         if not job.compared:
-            self.faults.expect(where, {"parity": None}, {"parity": found})
-        elif type(found) is not dict or sorted(found) != sorted(parity):
-            self.faults.add(where, f"field parity: expected figures of {parity}, got {found}")
+            self.faults.expect(where, {"parity": None}, {"parity": figures})
+        elif type(figures) is not dict or sorted(figures) != sorted(parity):
+            self.faults.add(where, f"field parity: expected figures of {parity}, got {figures}")
         else:
-            for name, x in found.items():
+            for name, x in figures.items():
                 # One that is above the bound is a fault of the run, and must be among its faults.
                 if not (_is_number(x) and 0 <= x) and x not in ("inf", "nan"):
                     self.faults.add(where, f"field parity.{name}: expected 0 or more, got {x}")

@@ -30,8 +30,8 @@ class Tensor:
     @property
     def split(self) -> Axis | None:
         """The axis that is split over the nodes, if there is one."""
-        found = [a for a in self.axes if a.split]
-        return found[0] if found else None
+        axes = [a for a in self.axes if a.split]
+        return axes[0] if axes else None
 
     def __post_init__(self):
         names = [a.name for a in self.axes]

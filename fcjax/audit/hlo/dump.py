@@ -35,15 +35,15 @@ def read(path, names: tuple[str, ...]) -> dict[str, str]:
         return {path.name: text_of(path.read_bytes(), path)}
     files = sorted(f for pattern in _PROGRAMS for f in path.rglob(pattern))
     texts = {str(f.relative_to(path)): text_of(f.read_bytes(), f) for f in files}
-    found = {
+    named = {
         file: text
         for file, text in texts.items()
         if any(name in _module_name(text) for name in names)
     }
-    if not found:
+    if not named:
         got = sorted(map(_module_name, texts.values())) or f"no {', '.join(_PROGRAMS)}"
         raise Unauditable(f"{path}: expected an optimized module {' or '.join(names)}, got {got}")
-    return found
+    return named
 
 
 def text_of(data: bytes | str, where) -> str:

@@ -92,15 +92,15 @@ class Computation:
     @property
     def parameters(self) -> tuple[Instruction, ...]:
         """Parameters by number; Unauditable if a number is missing or double."""
-        found = sorted(
+        parameters = sorted(
             (i for i in self.instructions if i.opcode == "parameter"),
             key=lambda i: i["parameter_number"],
         )
-        if [i["parameter_number"] for i in found] != list(range(len(found))):
+        if [i["parameter_number"] for i in parameters] != list(range(len(parameters))):
             raise Unauditable(
-                f"{self.name}: expected parameters 0 to {len(found) - 1}, got {found}"
+                f"{self.name}: expected parameters 0 to {len(parameters) - 1}, got {parameters}"
             )
-        return tuple(found)
+        return tuple(parameters)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

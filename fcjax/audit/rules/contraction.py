@@ -28,10 +28,10 @@ def combines(combiner: Computation) -> str:
         return strip(i.operands[0]) if floats else i
 
     root = strip(combiner.root)
-    found = [strip(o) for o in root.operands]
+    operands = [strip(o) for o in root.operands]
     plain = (
-        [o.opcode for o in found] == ["parameter", "parameter"]
-        and {o["parameter_number"] for o in found} == {0, 1}
+        [o.opcode for o in operands] == ["parameter", "parameter"]
+        and {o["parameter_number"] for o in operands} == {0, 1}
         and len(combiner.parameters) == 2
     )
     return _COMBINERS.get(root.opcode, "") if plain else ""
