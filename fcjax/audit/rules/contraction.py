@@ -69,7 +69,9 @@ def dot(instruction: Instruction, a: Value, b: Value, numbers: dict) -> Value:
         dims = (*(dg.join(pair(x, y)) for x, y in batch), *free_a, *free_b)
         whole = _state(instruction, dims, [state], Product(weight.origin, None))
         return _sum(whole, [d for x, y in summed for d in pair(x, y)])
-    if _same_boundary(a, b) and left == right and not (free_a or free_b):
+    # Turned against itself, a value is multiplied with others of its coordinates.
+    in_line = (left, left_batch) == (right, right_batch)
+    if _same_boundary(a, b) and in_line and not (free_a or free_b):
         dims = tuple(x for x, _ in batch)
         whole = _state(instruction, dims, [a], Product(None, a.sum))
         return _sum(whole, [d for x, _ in summed for d in x])
@@ -104,10 +106,10 @@ def reduce_runs(
     for digits, n, out, w in zip(
         value.dims, value.shape.dims, instruction.shape.dims, windows, strict=True
     ):
-        low, high, width = w["padding_low"], w["padding_high"], w["size"]
-        if width == 1 and w["stride"] == 1 and n == out:
+        if in_place(w):
             dims.append(digits)
             continue
+        low, high, width = w["padding_low"], w["padding_high"], w["size"]
         # Every coordinate is in exactly one window, and no window is all padding.
         tiled = w["stride"] == width and 0 <= low < width and 0 <= high < width
         plain = w["window_dilation"] == w["base_dilation"] == 1 and not w["window_reversal"]
@@ -119,6 +121,15 @@ def reduce_runs(
             gone += digits
         dims.append(dg.enclose(digits, out) if digits else ())
     return _combined(_state(instruction, tuple(dims), [value], value.product), value, gone, combine)
+
+
+def in_place(window: dict) -> bool:
+    """Does each window of this dimension hold the one coordinate at its own place?
+
+    Windows of one coordinate may also stand beside it: padding may be negative.
+    """
+    pads = window["padding_low"], window["padding_high"]
+    return (window["size"], window["stride"], window["base_dilation"], *pads) == (1, 1, 1, 0, 0)
 
 
 def _open_to(value: Value, combine: str) -> Value:

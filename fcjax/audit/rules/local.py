@@ -139,8 +139,7 @@ def _reduce_window(i: Instruction, *operands: Value) -> Value | tuple:
     if out is not None:
         return out
     # A dimension whose windows hold one coordinate each keeps its order.
-    sizes = zip(value.shape.dims, i.shape.dims, windows, strict=True)
-    return _cut(i, value, [n == m and (w["size"], w["stride"]) == (1, 1) for n, m, w in sizes])
+    return _cut(i, value, [contraction.in_place(w) for w in windows])
 
 
 def _cut(i: Instruction, value: Value, whole: list[bool]) -> Value:

@@ -208,6 +208,23 @@ def test_a_dot_of_a_value_with_itself_is_a_sum_of_squares():
     assert dot("bd,cd->bc", X, X).dims == ((ROWS,), (ROWS,))
 
 
+def test_a_dot_of_a_value_with_itself_turned_is_no_sum_of_squares():
+    cube = made(State, "x", "BTD", (3, 3, 12), "D")
+    numbers = {
+        "lhs_contracting_dimensions": (2,), "rhs_contracting_dimensions": (2,),
+        "lhs_batch_dimensions": (0, 1), "rhs_batch_dimensions": (1, 0),
+    }  # fmt: skip
+    out = contraction.dot(instruction("dot", 3, 3), cube, cube, numbers)
+    assert out.product is None and contraction.statistic_fault(out)
+    flat = cube.replace(dims=(*cube.dims[:2], *dg.reshape(cube.dims[2:], (3, 4))))
+    numbers = {
+        "lhs_contracting_dimensions": (0, 1), "rhs_contracting_dimensions": (1, 0),
+        "lhs_batch_dimensions": (2, 3), "rhs_batch_dimensions": (2, 3),
+    }  # fmt: skip
+    out = contraction.dot(instruction("dot", 3, 4), flat, flat, numbers)
+    assert out.product is None and contraction.statistic_fault(out)
+
+
 @pytest.mark.parametrize(
     ("spec", "operands", "dims"),
     [
@@ -329,6 +346,10 @@ def test_runs_number_the_windows(width, low, high, out):
         (window(3), 3),
         (window(3), 5),
         (window(5), 2),
+        # Windows of one coordinate each that are not the one at their own place.
+        (window(1, 1, -1), 12),
+        (window(1, -1, 1), 12),
+        (window(1, high=-11, base_dilation=2), 12),
         (window(1, 1, 0), 13),
         (window(1, 0, 1), 13),
         (window(1, stride=2), 6),
