@@ -134,7 +134,7 @@ def in_place(window: dict) -> bool:
 
 def _open_to(value: Value, combine: str) -> Value:
     """The value as something that is now combined in this way; in another before, it is mixed."""
-    going_on = value.product is None and value.reduced and value.reduced.combine == combine
+    going_on = value.reduced and value.reduced.combine == combine
     return value if going_on else value.plain()
 
 

@@ -9,7 +9,6 @@ known to all nodes, as a statistic is; the last of them is the token, which is p
 import dataclasses
 
 from fcjax.audit.domain import digits as dg
-from fcjax.audit.domain.digits import Part
 from fcjax.audit.domain.values import Found, Kind, Sum, Value, is_split, words
 
 Fault = tuple[str, str]  # reason code, words
@@ -90,7 +89,7 @@ def _reduction_fault(operand: Value, combine: str) -> Fault | None:
     if operand.reduced.combine != combine or not combine:
         done, to_do = operand.reduced.combine, combine or "something else"
         return "wrong-reduction", f"the node combines its own by {done}, the nodes by {to_do}"
-    gone = [d for d in dg.collect(operand.reduced.gone, "state") if d.state is not None]
+    gone = dg.collect(operand.reduced.gone, "state")
     parts = [d for d in gone if is_split(d.state)]
     axis = parts[0].state.axis if parts else None
     if axis is None or any(d.state == dg.OPAQUE for d in gone):
@@ -99,6 +98,4 @@ def _reduction_fault(operand: Value, combine: str) -> Fault | None:
         [(d.state.stride, d.size) for d in parts], axis
     ):
         return "not-an-exchange", f"it is not combined over all of {axis}"
-    if any(not isinstance(d.state, Part | None) for d in operand.digits):
-        return "not-an-exchange", "the order of its rows is not known"
     return None
