@@ -96,7 +96,7 @@ def compare(
     fills a chunk up is nobody's state.
     """
 
-    def rows(value: layout.Value, x) -> np.ndarray:
+    def rows(value: layout.ValueLayout, x) -> np.ndarray:
         if "T" not in value.dims:
             return x
         flat = x.reshape(math.prod(x.shape[:2]), -1)

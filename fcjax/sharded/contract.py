@@ -39,7 +39,7 @@ def interval_contract(model: ShardedModel, batch: int, tokens: int, length: int)
     """The contract of `programs.interval` for B rows, T new tokens and caches of S slots."""
     plan, program = model.plan, programs.interval(model, tokens)
     sizes = _Sizes(plan, {"B": batch, "T": tokens, "S": length})
-    flow = Flow(plan, boundaries(model, batch, tokens))
+    flow = ExpectedFlow(plan, boundaries(model, batch, tokens))
     after = None
     if not model.whole:
         after = flow.expect_gather(compatibility_all_gather(plan, batch, tokens))
@@ -92,7 +92,7 @@ def sizes(module: Module, model: ShardedModel) -> tuple[int, int, int]:
     return entry[0], entry[1], cache[2]
 
 
-class Flow:
+class ExpectedFlow:
     """What the operators of an interval hand over, with what each of them reads.
 
     Follows the table row by row: what a state tensor is a function of is what the operator that

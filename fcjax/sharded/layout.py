@@ -13,7 +13,7 @@ PUBLIC, SHARD, COMPLETE = "public", "shard", "complete"
 
 
 @dataclasses.dataclass(frozen=True)
-class Value:
+class ValueLayout:
     """A value that passes between programs.
 
     Attributes:
@@ -54,17 +54,17 @@ class Value:
 
 _QKV = ("B", "T", "K", "C", "H")  # q, k and v of a KV group side by side
 VALUES = {
-    "tokens": Value(PUBLIC, ("B", "T"), dtype=jnp.int32),
-    "next_tokens": Value(PUBLIC, ("B", "1"), dtype=jnp.int32),  # public, once they are chosen
-    "pos": Value(PUBLIC, ("B",), dtype=jnp.int32),  # of each row's first token
-    "seed": Value(PUBLIC, (), dtype=jnp.uint32),  # of the draws
+    "tokens": ValueLayout(PUBLIC, ("B", "T"), dtype=jnp.int32),
+    "next_tokens": ValueLayout(PUBLIC, ("B", "1"), dtype=jnp.int32),  # public, once they are chosen
+    "pos": ValueLayout(PUBLIC, ("B",), dtype=jnp.int32),  # of each row's first token
+    "seed": ValueLayout(PUBLIC, (), dtype=jnp.uint32),  # of the draws
     # Which words a row has: public as the tokens are, but each node needs its own words only.
-    "seen": Value(PUBLIC, ("B", "V"), dtype=jnp.bool_),
-    "residual": Value(SHARD, STATE["residual"], ("residual",)),
-    "qkv": Value(SHARD, _QKV, ("q", "k", "v")),
-    "logits": Value(SHARD, STATE["logits"], ("logits",)),
-    "complete_residual": Value(COMPLETE, STATE["residual"], ("residual",)),
-    "complete_qkv": Value(COMPLETE, _QKV, ("q", "k", "v")),
+    "seen": ValueLayout(PUBLIC, ("B", "V"), dtype=jnp.bool_),
+    "residual": ValueLayout(SHARD, STATE["residual"], ("residual",)),
+    "qkv": ValueLayout(SHARD, _QKV, ("q", "k", "v")),
+    "logits": ValueLayout(SHARD, STATE["logits"], ("logits",)),
+    "complete_residual": ValueLayout(COMPLETE, STATE["residual"], ("residual",)),
+    "complete_qkv": ValueLayout(COMPLETE, _QKV, ("q", "k", "v")),
 }
 CACHE = ("cache_k", "cache_v")
 
