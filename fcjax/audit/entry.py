@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 
 from fcjax.audit.domain.roles import Complete, Role, Signature, State
-from fcjax.audit.hlo.graph import Instruction, Module, Unauditable
-from fcjax.audit.hlo.groups import iota, mesh_devices
+from fcjax.audit.hlo.graph import Instruction, Module
+from fcjax.audit.hlo.sharding import blocks
 from fcjax.audit.verdict import Violation
-
-_REPLICATED, _TILED = 0, 3  # OpSharding.Type
 
 
 def entry_faults(module: Module, signature: Signature) -> Iterator[Violation]:
@@ -33,7 +31,8 @@ def entry_faults(module: Module, signature: Signature) -> Iterator[Violation]:
                 f"{role.name}: expected shape {role.shape} on each node, got {p.shape}",
                 line=module.line(p),
             )
-        fault = _sharding_fault(p, role, signature.nodes)
+        fits_role = module.devices == signature.nodes and len(p.shape.dims) == len(role.axes)
+        fault = _sharding_fault(p, role, signature.nodes) if fits_role else None
         if fault:
             yield Violation(fault[0], f"{role.name}: {fault[1]}", line=module.line(p))
 
@@ -99,41 +98,13 @@ def _sharding_fault(p: Instruction, role: Role, nodes: int) -> tuple[str, str] |
     """Does the sharding that the compiler noted agree? It notes none in newer versions."""
     if p["sharding"] is None or not role.axes:
         return None
-    tiles, devices = _tiles(p["sharding"], len(role.axes), p.name)
+    held = blocks(p["sharding"], len(role.axes), nodes, p.name)
+    tiles = tuple(len({b[d] for b in held}) for d in range(len(role.axes)))
     expected = tuple(nodes if axis.split else 1 for axis in role.axes)
     if tiles != expected:
         code = "complete-entry" if isinstance(role, State) else "wrong-block"
         return code, f"expected it cut into {expected} blocks, got {tiles}"
-    if role.split and devices != list(range(nodes)):
-        return "wrong-owner", f"expected the nodes in order, got blocks on devices {devices}"
+    order = [b[role.axes.index(role.split)] for b in held] if role.split else []
+    if order != list(range(len(order))):
+        return "wrong-owner", f"expected the nodes in order, got blocks {order}"
     return None
-
-
-def _tiles(sharding: dict, rank: int, where: str) -> tuple[tuple[int, ...], list[int]]:
-    """How many blocks along each dimension, and the device of each block."""
-    named = sharding["named_sharding"]
-    if named is not None:
-        mesh = mesh_devices(named["mesh"])
-        axes = [d["axes"] for d in named["dim_shardings"]] or [()] * rank
-        if named["unreduced_axes"] or any(r["sub_axis_info"] for refs in axes for r in refs):
-            raise Unauditable(f"{where}: expected whole mesh axes in its sharding, got {named}")
-        sizes = []
-        for refs in axes:
-            n = 1
-            for r in refs:
-                n *= mesh.shape[r["mesh_axis_index"]]
-            sizes.append(n)
-        used = [r["mesh_axis_index"] for refs in axes for r in refs]
-        rest = [d for d in range(mesh.ndim) if d not in used]
-        flat = mesh.transpose(used + rest).reshape(-1).tolist()
-        return tuple(sizes), flat
-    if sharding["type"] == _REPLICATED:
-        return (1,) * rank, []
-    if sharding["type"] != _TILED or sharding["last_tile_dims"]:
-        raise Unauditable(f"{where}: expected a plain tiled sharding, got type {sharding['type']}")
-    dims = sharding["tile_assignment_dimensions"]
-    devices = list(sharding["tile_assignment_devices"])
-    if not devices:
-        reshape, perm = sharding["iota_reshape_dims"], sharding["iota_transpose_perm"]
-        devices = iota(dims, reshape, perm, where).reshape(-1).tolist()
-    return tuple(dims[:rank]), devices

@@ -27,6 +27,8 @@ NAMES = {
     "PaddingDim": "PaddingConfig.PaddingConfigDimension",
     "Dot": "DotDimensionNumbers",
     "Gather": "GatherDimensionNumbers",
+    "Scatter": "ScatterDimensionNumbers",
+    "Pair": "SourceTarget",
     "Group": "ReplicaGroup",
     "Groups": "CollectiveDeviceListProto",
     "IotaGroups": "IotaReplicaGroupListProto",
