@@ -77,6 +77,7 @@ KINDS = {kind.opcode: kind for kind in (ReduceScatter, AllReduce, AllGather)}
 
 # Of one element of each type, as HLO names it, on the wire.
 BYTES = {
+    "c128": 16,
     **dict.fromkeys(("f64", "s64", "u64", "c64"), 8),
     **dict.fromkeys(("f32", "s32", "u32"), 4),
     **dict.fromkeys(("bf16", "f16", "s16", "u16"), 2),

@@ -13,6 +13,8 @@ from fcjax.audit.domain.roles import (
     signature,
     tensor,
 )
+from fcjax.audit.foreign import handed
+from fcjax.audit.handed import Handed
 from fcjax.audit.hlo.graph import Unauditable, parse
 from fcjax.audit.verdict import Collective, Failed, Verdict, Violation
 from fcjax.collectives import sent_bytes, sent_elements
@@ -22,6 +24,7 @@ __all__ = [
     "Complete",
     "Contract",
     "Failed",
+    "Handed",
     "Public",
     "Signature",
     "State",
@@ -33,6 +36,7 @@ __all__ = [
     "audit_compiled",
     "audit_interval",
     "certify",
+    "handed",
     "parse",
     "sent_bytes",
     "sent_elements",

@@ -4,7 +4,7 @@ import pathlib
 
 import jax
 
-from fcjax.audit.check import audit_compiled, audit_interval
+from fcjax.audit.check import audit_interval
 from fcjax.audit.contract import open_contract
 from fcjax.audit.domain.roles import Signature
 from fcjax.audit.hlo import dump
@@ -31,12 +31,18 @@ def certify(program, roles: Signature, *arguments) -> Verdict:
         optimized program; the message says what to hand in.
       OSError: the path cannot be read.
     """
-    contract = open_contract(roles)
+    text, shardings = program_of(program, arguments)
+    return audit_interval(text, open_contract(roles), shardings)
+
+
+def program_of(program, arguments) -> tuple[str, list]:
+    """The HLO text of what `certify` takes, and the layouts of its inputs where they are known."""
     if isinstance(program, str | bytes):
-        return audit_interval(dump.text_of(program, "program"), contract)
+        return dump.text_of(program, "program"), []
     if isinstance(program, pathlib.Path):
-        return audit_interval(dump.text_of(program.read_bytes(), program), contract)
-    return audit_compiled(_compiled(program, arguments), contract)
+        return dump.text_of(program.read_bytes(), program), []
+    compiled = _compiled(program, arguments)
+    return compiled.as_text(), jax.tree.leaves(compiled.input_shardings)
 
 
 def _compiled(program, arguments) -> jax.stages.Compiled:

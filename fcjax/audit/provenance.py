@@ -31,7 +31,7 @@ class Flow:
 
 def walk(module: Module, signature: Signature, exchanges: tuple[Declared, ...] = ()) -> Flow:
     """Follow every value of the program; its parameters must be those of the signature."""
-    walker = _Walker(signature, Exchanges(exchanges))
+    walker = Walker(signature, Exchanges(exchanges))
     parameters = [
         entry_value(p.shape, role)
         for p, role in zip(module.entry.parameters, signature.parameters, strict=True)
@@ -58,7 +58,9 @@ def entry_value(shape: Shape, role: Role) -> Value:
             raise Unauditable(f"{role.name}: expected a shard of state as input, got all of it")
 
 
-class _Walker:
+class Walker:
+    """Steps through computations; `holding` steps on with other questions."""
+
     def __init__(self, signature: Signature, exchanges: Exchanges):
         self.signature, self.exchanges = signature, exchanges
         self.crossings: list[Crossing] = []

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.digits import Digit, Dims, Part
+from fcjax.audit.domain.spread import Spread
 from fcjax.audit.hlo.graph import Instruction, Shape
 
 # A boundary value is a sum of named parts: the residual is ("layers.0.down", "layers.0.out",
@@ -110,6 +111,7 @@ class Value:
       rows: for a table the state that its rows are; "" for anything else.
       complete: the complete state may be inside (after an all-gather).
       trail: how state came here since the last boundary.
+      spread: what all devices hold of it; only `holding` asks that.
     """
 
     kind: Kind
@@ -123,6 +125,7 @@ class Value:
     rows: str = ""
     complete: bool = False
     trail: Trail | None = None
+    spread: Spread | None = None
 
     def replace(self, **changes) -> "Value":
         return dataclasses.replace(self, **changes)

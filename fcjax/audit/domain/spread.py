@@ -1,0 +1,145 @@
+"""What all devices hold of a value, beside what `digits` says of one device's array.
+
+A `Cut` says how an axis is dealt out: for each device, which blocks of it are there. It is written
+into the name of an `Axis`, so that arrays that are cut alike have the same axis and the rules of
+`digits` apply. Tags say what runs along a digit that is not cut: rows (tokens, batch), coordinates
+of state, or a weight's own axis.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator
+
+from fcjax.audit.domain import digits as dg
+from fcjax.audit.domain.digits import Axis, Digit, Dims, Part, Tag
+
+Cut = tuple[frozenset[int], ...]
+
+ROWS, COORDINATES, WEIGHT = "rows", "coordinates", "weight"
+
+
+def axis(cut: Cut, size: int, rows: bool) -> Axis:
+    """An axis of which each device has `size` coordinates, dealt out like this."""
+    blocks = "|".join("+".join(map(str, sorted(b))) for b in cut)
+    return Axis(f"{ROWS if rows else COORDINATES}:{blocks}", size, split=True)
+
+
+@functools.cache
+def _cut(name: str) -> tuple[Cut, bool]:
+    what, _, blocks = name.partition(":")
+    cut = tuple(frozenset(map(int, filter(None, b.split("+")))) for b in blocks.split("|"))
+    return cut, what == ROWS
+
+
+def cuts(tag: Tag) -> Iterator[tuple[Cut, bool]]:
+    """The cuts along a digit, and whether each deals out rows."""
+    if not isinstance(tag, Part) or not tag.axis.split:
+        return
+    inner = [t for _, t in tag.axis.parts] + [t for d in tag.axis.inner for t in d[1:]]
+    if not inner:
+        yield _cut(tag.axis.name)
+    for t in inner:
+        yield from cuts(t)
+
+
+def cuts_of(digits: Iterable[Digit]) -> list[tuple[Cut, bool]]:
+    """The cuts along some digits, each once."""
+    return list(dict.fromkeys(c for d in digits for tag in d[1:] for c in cuts(tag)))
+
+
+def blocks(cut: Cut) -> frozenset[int]:
+    """All blocks of an axis that is dealt out."""
+    return frozenset().union(*cut)
+
+
+def is_whole(cut: Cut) -> bool:
+    """Does every device have all of it?"""
+    return len(set(cut)) == 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spread:
+    """Facts about one array on all devices.
+
+    Attributes:
+      reach: for each device, the blocks of inputs that its array is made of, as bits.
+      same: for each device, the first one that holds an equal array.
+      since: weights that it was made with since state last crossed, as bits.
+      pending: it is a sum (or a maximum) over the coordinates that are dealt out like this, of
+        which each device has added its own.
+      single: cuts along dimensions that are one long on each node, and whether they deal out rows:
+        such a dimension has no digits.
+      statistic: numbers for each row, in which coordinates of state have been combined.
+      whole: it is made of state that a device held complete.
+    """
+
+    reach: tuple[int, ...]
+    same: tuple[int, ...]
+    since: int = 0
+    pending: frozenset[Cut] = frozenset()
+    single: frozenset[tuple[Cut, bool]] = frozenset()
+    statistic: bool = False
+    whole: bool = False
+
+    def replace(self, **changes) -> "Spread":
+        return dataclasses.replace(self, **changes)
+
+
+def first_equal(keys) -> tuple[int, ...]:
+    """For each device, the first one with the same key."""
+    first: dict = {}
+    return tuple(first.setdefault(key, d) for d, key in enumerate(keys))
+
+
+def union(spreads: list[Spread], devices: int) -> Spread:
+    """Of an array that each device makes of its own arrays."""
+    if not spreads:
+        return Spread((0,) * devices, (0,) * devices)
+    either = functools.partial(functools.reduce, int.__or__)
+    return Spread(
+        reach=tuple(map(either, zip(*(s.reach for s in spreads), strict=True))),
+        same=first_equal(zip(*(s.same for s in spreads), strict=True)),
+        since=either(s.since for s in spreads),
+        pending=frozenset().union(*(s.pending for s in spreads)),
+        single=frozenset().union(*(s.single for s in spreads)),
+        statistic=all(s.statistic for s in spreads),
+        whole=any(s.whole for s in spreads),
+    )
+
+
+def retag(dims: Dims, change: Callable[[Digit], Digit]) -> Dims:
+    """The dimensions with other tags."""
+    return tuple(dg.join(map(change, digits)) for digits in dims)
+
+
+def moved(dims: Dims, change: Callable[[Cut], Cut]) -> Dims:
+    """The dimensions of an array that came from other devices, which changes its cuts."""
+
+    def tag(t: Tag) -> Tag:
+        if not isinstance(t, Part) or not t.axis.split:
+            return t
+        if t.axis.parts or t.axis.inner:
+            return dg.OPAQUE
+        cut, rows = _cut(t.axis.name)
+        cut = change(cut)
+        if is_whole(cut):
+            return ROWS if rows else COORDINATES
+        return Part(axis(cut, t.axis.size, rows), t.stride)
+
+    return retag(dims, lambda d: Digit(d.size, tag(d.state), tag(d.weight)))
+
+
+def settled(digit: Digit, summed: bool) -> Digit:
+    """Once it is summed, what ran only along a weight is a coordinate of new state."""
+    state, weight = digit.state, digit.weight
+    if state is None and summed and weight is not None:
+        state = COORDINATES if weight == WEIGHT else weight
+    elif isinstance(weight, Part) and isinstance(state, str) and state != dg.OPAQUE:
+        state = weight
+    return Digit(digit.size, state, None if state is not None else weight)
+
+
+def is_row(digit: Digit) -> bool:
+    """Do only rows run along it?"""
+    tags = [t for t in digit[1:] if t is not None]
+    return all(t == ROWS or (isinstance(t, Part) and all(r for _, r in cuts(t))) for t in tags)

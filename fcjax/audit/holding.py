@@ -1,0 +1,246 @@
+"""Who holds what: the walk of `provenance` through any program, on all its devices at once.
+
+Where `provenance` asks whether a program keeps to the one discipline that a plan allows, this walk
+only says what happens, so that it also follows what no plan contains: several mesh axes, groups of
+some nodes, loops and branches, exchanges of every kind, weights that are gathered. All inputs are
+walked as arrays with coordinates; `spread` holds what is true of them over all devices.
+"""
+
+import dataclasses
+import functools
+
+from fcjax.audit.domain import digits as dg
+from fcjax.audit.domain import spread as sp
+from fcjax.audit.domain.digits import Digit, Dims
+from fcjax.audit.domain.roles import Signature
+from fcjax.audit.domain.spread import Cut, Spread
+from fcjax.audit.domain.values import Kind, Tree, Value, leaves, public
+from fcjax.audit.hlo.graph import Computation, Instruction, Shape, Unauditable
+from fcjax.audit.provenance import Walker
+from fcjax.audit.rules import exchange, handing, spreading, traffic
+
+# Structure, and computations that are walked themselves: a value is then what it was.
+_CARRIED = {
+    "add-dependency", "after-all", "all-gather-done", "all-reduce-done", "async-done",
+    "async-start", "async-update", "call", "collective-permute-done", "conditional", "copy-done",
+    "copy-start", "fusion", "get-tuple-element", "opt-barrier", "tuple", "while",
+}  # fmt: skip
+_ROUNDS = 64  # of a loop, until what is known of its values no longer changes
+
+
+@dataclasses.dataclass(frozen=True)
+class Handing:
+    """One array that an instruction hands from node to node, or to something that is not known.
+
+    Attributes:
+      instruction: what does it.
+      operand: what each node puts in.
+      result: what each node receives.
+      times: how often it runs in a step; None if that is not known.
+    """
+
+    instruction: Instruction
+    operand: Value
+    result: Value
+    times: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The bits that stand for the blocks of inputs in `Spread.reach`.
+
+    Attributes:
+      bits: of each input, by name: all its blocks.
+      states, tables, weights, publics: bits of all inputs of a kind.
+    """
+
+    bits: dict[str, int]
+    states: int
+    tables: int
+    weights: int
+    publics: int
+
+    def is_state(self, reach: int) -> bool:
+        """Is something that is made of these inputs state? Rows that are looked up are."""
+        return bool(reach & self.states) or bool(reach & self.tables and reach & self.publics)
+
+    def names(self, reach: int, of: int) -> list[str]:
+        """Inputs of a kind that it is made of."""
+        return [name for name, bits in self.bits.items() if bits & reach & of]
+
+
+class Holding(Walker):
+    """Walks a program; `handings` is then what is handed over, in the order of the schedule.
+
+    Args:
+      devices: how many run the program.
+      inputs: what its parameters are.
+    """
+
+    def __init__(self, devices: int, inputs: Inputs):
+        super().__init__(Signature(devices, (), ()), exchange.Exchanges())
+        self.devices, self.inputs = devices, inputs
+        self.handings: list[Handing] = []
+        self.times: int | None = 1
+
+    def step(self, i: Instruction, operands: list[Tree]) -> Tree:
+        if i.opcode == "while":
+            return self.loop(i, operands[0])
+        if i.opcode == "conditional":
+            return self.branches(i, operands)
+        out = spreading.rule(i, operands) or super().step(i, operands)
+        if i.opcode in _CARRIED | traffic.COLLECTIVES:
+            return out
+        spread, gone = self.made(i, leaves(tuple(operands))), spreading.gone(i, operands)
+        out = _map(lambda v: self.known(v, spread, gone), out)
+        if i.opcode in traffic.TRANSFERS or _is_foreign(i):
+            self.handings += [
+                Handing(i, operand, operand, self.times) for operand in leaves(tuple(operands))
+            ]
+        return out
+
+    def made(self, i: Instruction, operands: list[Value]) -> Spread:
+        """Of what an instruction makes on each device."""
+        spread = sp.union([v.spread for v in operands], self.devices)
+        if i.opcode == "partition-id":
+            return spread.replace(same=tuple(range(self.devices)))
+        states = [v.spread for v in operands if self.is_state(v)]
+        if i.opcode in ("dot", "custom-call") and len(states) == 1:
+            # One block of state meets the same block of a weight: they are summed over it.
+            others = [v.spread for v in operands if v.spread not in states]
+            summed = states[0].single.intersection(*(s.single for s in others))
+            pending = spread.pending | {cut for cut, rows in summed if not rows}
+            spread = spread.replace(pending=pending, single=spread.single - summed)
+        return spread.replace(statistic=bool(states) and all(s.statistic for s in states))
+
+    def is_state(self, value: Value) -> bool:
+        return any(map(self.inputs.is_state, value.spread.reach))
+
+    def known(self, value: Value, spread: Spread, gone: tuple[Digit, ...] | None) -> Value:
+        """The value with its spread, once these digits were summed away (None: nothing was)."""
+        value = value.replace(product=None, reduced=None, trail=None, sum=None, reads=frozenset())
+        value = value.replace(spread=spread)
+        if not self.is_state(value):
+            return value
+        summed = gone is not None
+        dims = sp.retag(value.dims, functools.partial(sp.settled, summed=summed))
+        new = {cut for cut, _ in sp.cuts_of(gone or ())}
+        if new:
+            rows = all(sp.is_row(d) for digits in dims for d in digits)
+            spread = spread.replace(pending=spread.pending | new, statistic=rows)
+        return value.replace(dims=dims, spread=spread)
+
+    def loop(self, i: Instruction, state: Tree) -> Tree:
+        body, condition = _loop_parts(i)
+        outside, known = self.times, len(self.handings)
+        trips = i.config().get("known_trip_count", {}).get("n")
+        self.times = outside * int(trips) if outside is not None and trips else None
+        for _ in range(_ROUNDS):
+            del self.handings[known:]  # what is known in the last round holds in all
+            going = self.run(condition, [state])
+            joined = self.either([state, self.run(body, [state])], going)
+            if joined == state:
+                self.times = outside
+                return state
+            state = joined
+        raise Unauditable(f"{i.name}: expected a loop whose values can be followed")
+
+    def branches(self, i: Instruction, operands: list[Tree]) -> Tree:
+        chosen, *arguments = operands
+        found = [self.run(b, [a]) for b, a in zip(i.called, arguments, strict=True)]
+        return self.either(found, chosen)
+
+    def either(self, trees: list[Tree], chosen: Tree) -> Tree:
+        """What is known of a value that is one of several, as another value says."""
+        if not isinstance(trees[0], Value):
+            return tuple(self.either(list(t), chosen) for t in zip(*trees, strict=True))
+        spread = sp.union([v.spread for v in (*trees, *leaves(chosen))], self.devices)
+        states = [v for v in trees if self.is_state(v)]
+        statistic = bool(states) and all(v.spread.statistic for v in states)
+        kind = Kind.STATE if any(v.kind is Kind.STATE for v in trees) else Kind.PUBLIC
+        dims = functools.reduce(dg.unify, (v.dims for v in trees))
+        return Value(kind, trees[0].shape, dims, spread=spread.replace(statistic=statistic))
+
+    def collective(self, i: Instruction, operands: list[Tree]) -> Tree:
+        given = leaves(tuple(operands))
+        shapes = traffic.result(i).leaves()
+        if len(given) != len(shapes):
+            raise Unauditable(f"{i.name}: expected {len(given)} results, got {len(shapes)}")
+        if i.opcode == "all-to-all" and len(given) > 1:  # the n-th is for the n-th of the group
+            given = [self.either(given, ())] * len(given)
+        out = [self.handed(i, *facts) for facts in zip(given, shapes, strict=True)]
+        whole = traffic.result(i).dtype == "tuple"
+        return tuple(out) if whole else out[0]
+
+    def handed(self, i: Instruction, operand: Value, shape: Shape) -> Value:
+        """One array of a collective, as each node receives it."""
+        sources = handing.sources(i, self.devices)
+        place = [s.index(d) if d in s else 0 for d, s in enumerate(sources)]
+        before = operand.spread
+
+        def merged(cut: Cut) -> Cut:
+            return tuple(frozenset().union(*(cut[s] for s in source)) for source in sources)
+
+        keys = [tuple(before.same[s] for s in source) for source in sources]
+        if i.opcode.startswith(("all-reduce", "reduce-scatter")):
+            keys = [tuple(sorted(key)) for key in keys]
+        if i.opcode in ("reduce-scatter", "all-to-all", "ragged-all-to-all"):
+            keys = list(zip(keys, place, strict=True))
+        pending = {merged(cut) for cut in before.pending}
+        dims, single = handing.received(i, operand.dims, shape, merged, place)
+        single |= {(merged(cut), rows) for cut, rows in before.single}
+        bits = [functools.reduce(int.__or__, (before.reach[s] for s in g), 0) for g in sources]
+        after = before.replace(
+            reach=tuple(bits),
+            same=sp.first_equal(keys),
+            pending=frozenset(cut for cut in pending if not sp.is_whole(cut)),
+            single=frozenset(c for c in single if not sp.is_whole(c[0])),
+        )
+        result = operand.replace(shape=shape, dims=dims, spread=after)
+        if self.is_state(result) and any(len(s) > 1 or s != (d,) for d, s in enumerate(sources)):
+            whole = before.whole or holds_all(result)
+            result = result.replace(spread=after.replace(since=0, whole=whole))
+        self.handings.append(Handing(i, operand, result, self.times))
+        return result
+
+
+def entry_value(shape: Shape, dims: Dims, spread: Spread, is_public: bool) -> Value:
+    """An input, with what runs along its dimensions."""
+    if is_public:
+        return public(shape, "an input").replace(dims=dims, spread=spread)
+    return Value(Kind.STATE, shape, dims, spread=spread)
+
+
+def cuts(value: Value) -> list[tuple[Cut, bool]]:
+    """How it is dealt out over the nodes, and whether that deals out rows."""
+    return list(dict.fromkeys([*sp.cuts_of(value.digits), *sorted(value.spread.single, key=str)]))
+
+
+def holds_all(value: Value) -> bool:
+    """Has each node all coordinates of state, in all rows or in rows of its own?"""
+    spread = value.spread
+    partial = spread.pending or spread.statistic or not is_followed(value)
+    return not partial and all(rows for _, rows in cuts(value))
+
+
+def is_followed(value: Value) -> bool:
+    """Do the known cuts account for all differences between the nodes' arrays?"""
+    same, known = value.spread.same, [c for c, _ in cuts(value)] + list(value.spread.pending)
+    first = sp.first_equal([tuple(c[d] for c in known) for d in range(len(same))])
+    return all(same[d] == same[first[d]] for d in range(len(same)))
+
+
+def _is_foreign(i: Instruction) -> bool:
+    return i.opcode == "custom-call" and i["custom_call_target"] not in traffic.BUILT_IN
+
+
+def _map(change, tree: Tree) -> Tree:
+    return change(tree) if isinstance(tree, Value) else tuple(_map(change, t) for t in tree)
+
+
+def _loop_parts(i: Instruction) -> tuple[Computation, Computation]:
+    """The body and the condition of a loop: the condition's result is one truth value."""
+    found = sorted(i.called, key=lambda c: c.root.shape.dtype == "pred")
+    if len(found) != 2:
+        raise Unauditable(f"{i.name}: expected a body and a condition, got {len(found)}")
+    return found[0], found[1]

@@ -1,0 +1,71 @@
+"""What collectives hand to whom: whose arrays reach a device, and what then runs along them."""
+
+import dataclasses
+
+from fcjax.audit.domain import digits as dg
+from fcjax.audit.domain import spread as sp
+from fcjax.audit.domain.digits import Digit, Dims, Part
+from fcjax.audit.domain.spread import COORDINATES, ROWS, WEIGHT
+from fcjax.audit.hlo.graph import Instruction, Shape, Unauditable
+
+
+def sources(i: Instruction, devices: int) -> list[tuple[int, ...]]:
+    """For each device, those whose arrays it receives, in order."""
+    if i.opcode.startswith("collective-permute"):
+        out: list[tuple[int, ...]] = [()] * devices
+        for pair in i["source_target_pairs"]:
+            if not (0 <= pair["source"] < devices and 0 <= pair["target"] < devices):
+                raise Unauditable(f"{i.name}: expected pairs of {devices} nodes, got {pair}")
+            out[pair["target"]] = (pair["source"],)
+        return out
+    groups = i.groups or (tuple(range(devices)),)
+    if sorted(d for group in groups for d in group) != list(range(devices)):
+        raise Unauditable(f"{i.name}: expected each of {devices} nodes in one group, got {groups}")
+    of = {d: group for group in groups for d in group}
+    if i.opcode == "collective-broadcast":
+        return [of[d][:1] for d in range(devices)]
+    return [of[d] for d in range(devices)]
+
+
+def received(i: Instruction, dims: Dims, shape: Shape, merged, place: list[int]):
+    """What runs along the dimensions of the array that each node receives.
+
+    Args:
+      merged: what becomes of a cut, if a node has all that its sources had.
+      place: of each node in its group.
+
+    Returns:
+      the dimensions, and the cuts of those that are one long (`Spread.single`).
+    """
+    moved = list(sp.moved(dims, merged))
+    kind = i.opcode.removesuffix("-start")
+    along = i["dimensions"][0] if len(i["dimensions"]) == 1 else None
+    if kind not in ("all-gather", "reduce-scatter", "all-to-all"):
+        return tuple(map(_opaque, moved) if kind == "ragged-all-to-all" else moved), set()
+    if along is None:  # an all-to-all of one array for each node
+        return tuple(map(_opaque, moved)), set()
+    digits, n = moved[along], shape.dims[along]
+    tags = [t for d in digits for t in d[1:] if t is not None]
+    rows = bool(tags) and all(map(sp.is_row, digits))
+    field = "weight" if tags and all(d.state is None for d in digits) else "state"
+    whole = WEIGHT if field == "weight" else ROWS if rows else COORDINATES
+    if dg.OPAQUE in tags:
+        tag = dg.OPAQUE
+    elif kind == "all-gather":
+        left = [t for t in tags if isinstance(t, Part)]
+        tag = Part(dataclasses.replace(left[0].axis, size=n), 1) if left else whole
+    else:  # what was whole along this dimension is dealt out; what was cut before stays so
+        cuts = [cut for cut, _ in sp.cuts_of(digits)]
+        keys = [(*(tuple(sorted(c[d])) for c in cuts), p) for d, p in enumerate(place)]
+        order = sorted(set(keys))
+        cut = tuple(frozenset([order.index(k)]) for k in keys)
+        if n == 1 and len(order) > 1:
+            moved[along] = ()
+            return tuple(moved), {(cut, rows)}
+        tag = Part(sp.axis(cut, n, rows), 1) if len(order) > 1 else whole
+    moved[along] = dg.join([Digit(n, **{field: tag})])
+    return tuple(moved), set()
+
+
+def _opaque(digits) -> tuple[Digit, ...]:
+    return tuple(Digit(d.size, *(None if t is None else dg.OPAQUE for t in d[1:])) for d in digits)

@@ -1,0 +1,166 @@
+"""What runs along the dimensions of results, where `local` knows it only of a plan's own operators.
+
+Beside what `local` does, these rules keep what is known of the dimensions that an operator leaves
+alone, and say over which coordinates an operator sums.
+"""
+
+import functools
+
+from fcjax.audit.domain import digits as dg
+from fcjax.audit.domain import spread as sp
+from fcjax.audit.domain.digits import Digit, Part
+from fcjax.audit.domain.spread import ROWS
+from fcjax.audit.domain.values import Tree, Value, leaves, mixed
+from fcjax.audit.hlo.graph import Instruction
+
+Digits = tuple[Digit, ...]
+
+
+def gone(i: Instruction, operands: list[Tree]) -> tuple[Digit, ...] | None:
+    """Digits over which it sums, or takes the largest, or looks up by an index; None for none."""
+    values = leaves(tuple(operands))
+    match i.opcode:
+        case "dot" | "custom-call" if len(values) == 2:
+            numbers = i["dot_dimension_numbers"] or i.config().get("gemm_backend_config", {}).get(
+                "dot_dimension_numbers"
+            )
+            if not numbers:
+                return None
+            sides = ("lhs_contracting_dimensions", "rhs_contracting_dimensions")
+            over = [[int(d) for d in numbers.get(side, ())] for side in sides]
+        case "reduce":
+            count = len(values) // 2
+            values, over = values[:count], [i["dimensions"]] * count
+        case "reduce-window" if len(values) == 2:
+            values, out = values[:1], i.shape.dims
+            over = [[d for d, n in enumerate(values[0].shape.dims) if out[d] == 1 != n]]
+        case "gather":
+            values, sizes = values[:1], i["gather_slice_sizes"]
+            over = [[d for d, n in enumerate(values[0].shape.dims) if sizes[d] != n]]
+        case _:
+            return None
+    return tuple(x for v, dims in zip(values, over, strict=True) for d in dims for x in v.dims[d])
+
+
+def rule(i: Instruction, operands: list[Tree]) -> Tree | None:
+    """What is known of the result; None if `local` knows it."""
+    match i.opcode, operands:
+        case "gather", [Value() as value, Value() as index]:
+            return _gather(i, value, index)
+        case "scatter", [Value() as value, Value(), Value() as updates]:
+            return _scatter(i, value, updates)
+        case "dynamic-slice", [Value() as value, *starts]:
+            return _dynamic_slice(i, value, starts)
+        case "dynamic-update-slice", [Value() as value, Value() as update, *starts]:
+            return _dynamic_update_slice(i, value, update, starts)
+        case "slice", [Value() as value] if not _is_cut(value, i):
+            return _with(i, [value], [_part(d, n) for d, n in _sizes(value, i)])
+        case "sort" | "topk" | "custom-call", _ if _sorts(i):
+            return _sort(i, leaves(tuple(operands)))
+    return None
+
+
+def _with(i: Instruction, operands: list[Value], dims, shape=None) -> Value:
+    shape = shape or i.shape
+    return mixed(i, shape, operands).replace(dims=tuple(dg.join(d) for d in dims))
+
+
+def _sizes(value: Value, i: Instruction):
+    """(digits, new size) of each dimension."""
+    return zip(value.dims, i.shape.dims, strict=True)
+
+
+def _part(digits: Digits, n: int) -> Digits:
+    """Some of the coordinates along a dimension: all digits of them, if they are whole."""
+    if dg.size(digits) == n:
+        return digits
+    tags = [{getattr(d, side) for d in digits} for side in ("state", "weight")]
+    tags = [t.pop() if len(t) == 1 else dg.OPAQUE if t else None for t in tags]
+    return (Digit(n, *(dg.OPAQUE if isinstance(t, Part) else t for t in tags)),)
+
+
+def _is_cut(value: Value, i: Instruction) -> bool:
+    """Does a slice cut through a dimension that is dealt out over the nodes?"""
+    return any(dg.size(d) != n and sp.cuts_of(d) for d, n in _sizes(value, i))
+
+
+def _dynamic_slice(i: Instruction, value: Value, starts: list[Value]) -> Value:
+    dims = []
+    for (digits, n), start in zip(_sizes(value, i), starts, strict=True):
+        own = tuple(frozenset([b]) for b in start.spread.same)
+        if dg.size(digits) == n or sp.is_whole(own) or sp.cuts_of(digits):
+            dims.append(_part(digits, n))
+        elif len(set(own)) * n > dg.size(digits):
+            dims.append((Digit(n, dg.OPAQUE),))
+        else:  # each node takes a part of what it has whole
+            rows = bool(digits) and all(map(sp.is_row, digits))
+            dims.append((Digit(n, Part(sp.axis(_numbered(own), n, rows), 1)),))
+    return _with(i, [value, *starts], dims)
+
+
+def _numbered(cut: sp.Cut) -> sp.Cut:
+    """The same cut with its blocks numbered from 0, in the order of the nodes."""
+    order = list(dict.fromkeys(cut))
+    return tuple(frozenset([order.index(b)]) for b in cut)
+
+
+def _dynamic_update_slice(i: Instruction, value: Value, update: Value, starts) -> Value:
+    """A cache with new entries, or a node's own block among zeros."""
+    dims = []
+    for old, new in zip(value.dims, update.dims, strict=True):
+        if dg.size(old) == dg.size(new):
+            dims.append(dg.unify((old,), (new,))[0])
+            continue
+        tags = {t for d in (*old, *new) for t in d[1:] if t is not None}
+        if len(tags) < 2 or not any(isinstance(t, Part) for t in tags):
+            tag = tags.pop() if len(tags) == 1 else ROWS if ROWS in tags else None
+            tag = Part(tag.axis, 1) if isinstance(tag, Part) else tag
+        else:
+            tag = dg.OPAQUE
+        dims.append((Digit(dg.size(old), tag),))
+    return _with(i, [value, update, *starts], dims)
+
+
+def _gather(i: Instruction, value: Value, index: Value) -> Value:
+    """Rows at indices: what runs along the rows, and along the indices."""
+    numbers, sizes = i["gather_dimension_numbers"], i["gather_slice_sizes"]
+    left_out = {*numbers["collapsed_slice_dims"], *numbers["operand_batching_dims"]}
+    columns = [d for d in range(len(sizes)) if d not in left_out]
+    dims = {
+        out: _part(value.dims[d], sizes[d])
+        for out, d in zip(numbers["offset_dims"], columns, strict=True)
+    }
+    rows = [d for n, d in enumerate(index.dims) if n != numbers["index_vector_dim"]]
+    others = [d for d in range(len(i.shape.dims)) if d not in dims]
+    for out, digits in zip(others, rows, strict=True):
+        dims[out] = tuple(d if d.state is not None else Digit(d.size, ROWS) for d in digits)
+    return _with(i, [value, index], [dims[d] for d in range(len(i.shape.dims))])
+
+
+def _scatter(i: Instruction, value: Value, updates: Value) -> Value:
+    """An array into which others are put at indices: along the other dimensions it is as they."""
+    numbers = i["scatter_dimension_numbers"]
+    left_out = {*numbers["inserted_window_dims"], *numbers["input_batching_dims"]}
+    window = [d for d in range(len(value.dims)) if d not in left_out]
+    dims = list(value.dims)
+    for d, n in zip(window, numbers["update_window_dims"], strict=True):
+        if dg.size(dims[d]) == dg.size(updates.dims[n]):
+            dims[d] = dg.unify((dims[d],), (updates.dims[n],))[0]
+    return _with(i, [value, updates], dims)
+
+
+def _sorts(i: Instruction) -> bool:
+    return i.opcode != "custom-call" or i["custom_call_target"] == "TopK"
+
+
+def _sort(i: Instruction, operands: list[Value]) -> Tree:
+    """Along all dimensions but the one that is sorted, everything is where it was."""
+    along = i["dimensions"][0] if i.opcode == "sort" else len(operands[0].dims) - 1
+    dims = list(functools.reduce(dg.unify, (v.dims for v in operands)))
+    out = []
+    for shape in i.shape.leaves():
+        sorted_dim = _part(dims[along], shape.dims[along])
+        tags = tuple(None if all(d[k] is None for d in sorted_dim) else dg.OPAQUE for k in (1, 2))
+        new = [*dims[:along], (Digit(shape.dims[along], *tags),), *dims[along + 1 :]]
+        out.append(_with(i, operands, new, shape))
+    return tuple(out) if i.shape.dtype == "tuple" else out[0]
