@@ -54,9 +54,9 @@ def handed(program, roles: Roles, *arguments) -> Handed:
     held = _layouts(module, shardings)
     inputs = _inputs(names, kinds, held)
     values = _entry(module, names, kinds, held, inputs)
-    walk = Holding(module.devices, inputs)
+    walk = Holding(module.devices, inputs, {c for v in values for c, _ in cuts(v)})
     results = leaves(walk.run(module.entry, values))
-    say = functools.partial(_holds, inputs=inputs)
+    say = functools.partial(_holds, inputs=inputs, others=walk.others)
     weights = [v for v, kind in zip(values, kinds, strict=True) if kind in (Weight, Table)]
     cut = sum(bool(cuts(v)) for v in weights)
     return Handed(
@@ -68,7 +68,7 @@ def handed(program, roles: Roles, *arguments) -> Handed:
             if kind is State
         },
         weights=(cut, len(weights) - cut),
-        rows=tuple(_row(h, inputs) for h in walk.handings),
+        rows=tuple(_row(h, inputs, walk.others) for h in walk.handings),
         results=tuple(map(say, results)),
     )
 
@@ -186,7 +186,7 @@ def _entry(module: Module, names, kinds, held, inputs: Inputs) -> list[Value]:
     return out
 
 
-def _row(h: Handing, inputs: Inputs) -> Row:
+def _row(h: Handing, inputs: Inputs, others: set[Cut]) -> Row:
     i, shape = h.instruction, h.result.shape
     reach = functools.reduce(int.__or__, h.result.spread.reach)
     kind = i.opcode.removesuffix("-start")
@@ -194,8 +194,7 @@ def _row(h: Handing, inputs: Inputs) -> Row:
     if kind == "custom-call":
         kind = f"call of {i['custom_call_target']}"
     pairs = tuple((p["source"], p["target"]) for p in i["source_target_pairs"])
-    before = _holds(h.operand, inputs)
-    after = _holds(h.result, inputs, _is_another(h))
+    before, after = (_holds(v, inputs, others) for v in (h.operand, h.result))
     if foreign:
         after = Holds("not followed", "what it does with that is not known", before.whole)
     return Row(
@@ -203,7 +202,7 @@ def _row(h: Handing, inputs: Inputs) -> Row:
         instruction=i.name,
         scope=i.scope,
         groups=pairs or i.groups,
-        bytes=math.prod(shape.dims) * BYTES.get(shape.dtype, 1),
+        bytes=h.arrays * math.prod(shape.dims) * BYTES.get(shape.dtype, 1),
         times=h.times,
         states=tuple(inputs.names(reach, inputs.states | inputs.tables)),
         weights=tuple(inputs.names(reach, inputs.weights)),
@@ -214,12 +213,7 @@ def _row(h: Handing, inputs: Inputs) -> Row:
     )
 
 
-def _is_another(h: Handing) -> bool:
-    """Has a node now what another one had, and no more than that?"""
-    return h.instruction.opcode.startswith("collective-permute")
-
-
-def _holds(value: Value, inputs: Inputs, another=False) -> Holds:
+def _holds(value: Value, inputs: Inputs, others: set[Cut]) -> Holds:
     spread = value.spread
     cut = _dealt(value)
     if not any(map(inputs.is_state, spread.reach)):
@@ -239,7 +233,7 @@ def _holds(value: Value, inputs: Inputs, another=False) -> Holds:
         what, words = "not followed", "something of its own that was not followed"
     elif holds_all(value):
         what, words = "complete", "complete" + (f" in its rows: {cut}" if cut else "")
-    elif another:
+    elif any(c in others for c, _ in cuts(value)):
         what, words = "another's shard", f"another's shard: {cut}"
     else:
         what, words = "own shard", f"own shard: {cut}"
@@ -255,17 +249,17 @@ def _dealt(value: Value) -> str:
     """Which coordinates each node has, along which dimension."""
     out = []
     for d, digits in enumerate(value.dims):
-        for cut, _ in sp.cuts_of(digits):
-            n = value.shape.dims[d]
-            out.append(f"{n} of {_total(n, cut)} along dim {d}{_order(cut)}")
+        for digit, tag in ((x, t) for x in digits for t in x[1:] if isinstance(t, Part)):
+            for cut, _ in sp.cuts(tag):
+                n, total = value.shape.dims[d], value.shape.dims[d]
+                if digit.size > tag.axis.size:  # the node's block stands among constants
+                    n = tag.axis.size
+                else:
+                    total = n * len(sp.blocks(cut)) // max(map(len, cut))
+                out.append(f"{n} of {total} along dim {d}{_order(cut)}")
     for cut, _ in sorted(value.spread.single, key=str):
-        out.append(f"1 of {len(sp.blocks(cut))}{_order(cut)}")
+        out.append(f"a block of {len(sp.blocks(cut))}{_order(cut)}")
     return ", ".join(out)
-
-
-def _total(n: int, cut: Cut) -> int:
-    held = max(map(len, cut))
-    return n * len(sp.blocks(cut)) // max(held, 1)
 
 
 def _order(cut: Cut) -> str:

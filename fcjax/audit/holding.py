@@ -37,12 +37,14 @@ class Handing:
       operand: what each node puts in.
       result: what each node receives.
       times: how often it runs in a step; None if that is not known.
+      arrays: how many like the result a node receives.
     """
 
     instruction: Instruction
     operand: Value
     result: Value
     times: int | None
+    arrays: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,18 +72,24 @@ class Inputs:
 
 
 class Holding(Walker):
-    """Walks a program; `handings` is then what is handed over, in the order of the schedule.
+    """Walks a program.
 
     Args:
       devices: how many run the program.
       inputs: what its parameters are.
+      dealt: how inputs are dealt out over the devices.
+
+    Attributes:
+      handings: what is handed over, in the order of the schedule.
+      others: cuts in which nodes have blocks that were another's.
     """
 
-    def __init__(self, devices: int, inputs: Inputs):
+    def __init__(self, devices: int, inputs: Inputs, dealt: set[Cut]):
         super().__init__(Signature(devices, (), ()), exchange.Exchanges())
-        self.devices, self.inputs = devices, inputs
+        self.devices, self.inputs, self.dealt = devices, inputs, dealt
         self.handings: list[Handing] = []
         self.times: int | None = 1
+        self.others: set[Cut] = set()
 
     def step(self, i: Instruction, operands: list[Tree]) -> Tree:
         if i.opcode == "while":
@@ -95,7 +103,7 @@ class Holding(Walker):
         out = _map(lambda v: self.known(v, spread, gone), out)
         if i.opcode in traffic.TRANSFERS or _is_foreign(i):
             self.handings += [
-                Handing(i, operand, operand, self.times) for operand in leaves(tuple(operands))
+                Handing(i, operand, operand, self.times, 1) for operand in leaves(tuple(operands))
             ]
         return out
 
@@ -105,7 +113,9 @@ class Holding(Walker):
         if i.opcode == "partition-id":
             return spread.replace(same=tuple(range(self.devices)))
         states = [v.spread for v in operands if self.is_state(v)]
-        if i.opcode in ("dot", "custom-call") and len(states) == 1:
+        if i.opcode == "slice":
+            spread = spread.replace(sliced=spreading.sliced(i, operands[0]))
+        elif i.opcode in ("dot", "custom-call") and len(states) == 1:
             # One block of state meets the same block of a weight: they are summed over it.
             others = [v.spread for v in operands if v.spread not in states]
             summed = states[0].single.intersection(*(s.single for s in others))
@@ -167,13 +177,13 @@ class Holding(Walker):
         if len(given) != len(shapes):
             raise Unauditable(f"{i.name}: expected {len(given)} results, got {len(shapes)}")
         if i.opcode == "all-to-all" and len(given) > 1:  # the n-th is for the n-th of the group
-            given = [self.either(given, ())] * len(given)
+            received = self.handed(i, self.either(given, ()), shapes[0], len(given))
+            return tuple(received.replace(shape=shape) for shape in shapes)
         out = [self.handed(i, *facts) for facts in zip(given, shapes, strict=True)]
-        whole = traffic.result(i).dtype == "tuple"
-        return tuple(out) if whole else out[0]
+        return tuple(out) if traffic.result(i).dtype == "tuple" else out[0]
 
-    def handed(self, i: Instruction, operand: Value, shape: Shape) -> Value:
-        """One array of a collective, as each node receives it."""
+    def handed(self, i: Instruction, operand: Value, shape: Shape, arrays=1) -> Value:
+        """One array of a collective, or several of a kind, as each node receives them."""
         sources = handing.sources(i, self.devices)
         place = [s.index(d) if d in s else 0 for d, s in enumerate(sources)]
         before = operand.spread
@@ -187,7 +197,7 @@ class Holding(Walker):
         if i.opcode in ("reduce-scatter", "all-to-all", "ragged-all-to-all"):
             keys = list(zip(keys, place, strict=True))
         pending = {merged(cut) for cut in before.pending}
-        dims, single = handing.received(i, operand.dims, shape, merged, place)
+        dims, single = handing.received(i, operand, shape, merged, place)
         single |= {(merged(cut), rows) for cut, rows in before.single}
         bits = [functools.reduce(int.__or__, (before.reach[s] for s in g), 0) for g in sources]
         after = before.replace(
@@ -195,12 +205,16 @@ class Holding(Walker):
             same=sp.first_equal(keys),
             pending=frozenset(cut for cut in pending if not sp.is_whole(cut)),
             single=frozenset(c for c in single if not sp.is_whole(c[0])),
+            sliced=frozenset(),
         )
         result = operand.replace(shape=shape, dims=dims, spread=after)
         if self.is_state(result) and any(len(s) > 1 or s != (d,) for d, s in enumerate(sources)):
             whole = before.whole or holds_all(result)
             result = result.replace(spread=after.replace(since=0, whole=whole))
-        self.handings.append(Handing(i, operand, result, self.times))
+        if i.opcode.startswith("collective-permute"):
+            moved = {c for c, _ in cuts(result)} - {c for c, _ in cuts(operand)}
+            self.others |= moved - self.dealt
+        self.handings.append(Handing(i, operand, result, self.times, arrays))
         return result
 
 

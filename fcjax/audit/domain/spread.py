@@ -69,6 +69,7 @@ class Spread:
         which each device has added its own.
       single: cuts along dimensions that are one long on each node, and whether they deal out rows:
         such a dimension has no digits.
+      sliced: what ran along the dimensions of which it is a slice, if nothing was done to it since.
       statistic: numbers for each row, in which coordinates of state have been combined.
       whole: it is made of state that a device held complete.
     """
@@ -78,6 +79,7 @@ class Spread:
     since: int = 0
     pending: frozenset[Cut] = frozenset()
     single: frozenset[tuple[Cut, bool]] = frozenset()
+    sliced: frozenset[Tag] = frozenset()
     statistic: bool = False
     whole: bool = False
 
@@ -93,6 +95,8 @@ def first_equal(keys) -> tuple[int, ...]:
 
 def union(spreads: list[Spread], devices: int) -> Spread:
     """Of an array that each device makes of its own arrays."""
+    if len(spreads) == 1:
+        return spreads[0]
     if not spreads:
         return Spread((0,) * devices, (0,) * devices)
     either = functools.partial(functools.reduce, int.__or__)

@@ -4,8 +4,9 @@ import dataclasses
 
 from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain import spread as sp
-from fcjax.audit.domain.digits import Digit, Dims, Part
+from fcjax.audit.domain.digits import Digit, Part
 from fcjax.audit.domain.spread import COORDINATES, ROWS, WEIGHT
+from fcjax.audit.domain.values import Value
 from fcjax.audit.hlo.graph import Instruction, Shape, Unauditable
 
 
@@ -27,7 +28,7 @@ def sources(i: Instruction, devices: int) -> list[tuple[int, ...]]:
     return [of[d] for d in range(devices)]
 
 
-def received(i: Instruction, dims: Dims, shape: Shape, merged, place: list[int]):
+def received(i: Instruction, operand: Value, shape: Shape, merged, place: list[int]):
     """What runs along the dimensions of the array that each node receives.
 
     Args:
@@ -37,13 +38,14 @@ def received(i: Instruction, dims: Dims, shape: Shape, merged, place: list[int])
     Returns:
       the dimensions, and the cuts of those that are one long (`Spread.single`).
     """
-    moved = list(sp.moved(dims, merged))
+    moved = list(sp.moved(operand.dims, merged))
     kind = i.opcode.removesuffix("-start")
     along = i["dimensions"][0] if len(i["dimensions"]) == 1 else None
     if kind not in ("all-gather", "reduce-scatter", "all-to-all"):
         return tuple(map(_opaque, moved) if kind == "ragged-all-to-all" else moved), set()
     if along is None:  # an all-to-all of one array for each node
-        return tuple(map(_opaque, moved)), set()
+        rows = operand.spread.sliced <= {ROWS}
+        return tuple(moved), {(tuple(frozenset([p]) for p in place), rows)}
     digits, n = moved[along], shape.dims[along]
     tags = [t for d in digits for t in d[1:] if t is not None]
     rows = bool(tags) and all(map(sp.is_row, digits))

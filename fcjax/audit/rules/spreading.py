@@ -55,6 +55,12 @@ def rule(i: Instruction, operands: list[Tree]) -> Tree | None:
             return _dynamic_update_slice(i, value, update, starts)
         case "slice", [Value() as value] if not _is_cut(value, i):
             return _with(i, [value], [_part(d, n) for d, n in _sizes(value, i)])
+        case "reduce", [Value() as value, *_] if i.shape.dtype == "tuple":
+            kept = [d for n, d in enumerate(value.dims) if n not in i["dimensions"]]
+            values = leaves(tuple(operands))
+            return tuple(_with(i, values, kept, shape) for shape in i.shape.leaves())
+        case "concatenate", values:
+            return _concatenate(i, leaves(tuple(values)))
         case "sort" | "topk" | "custom-call", _ if _sorts(i):
             return _sort(i, leaves(tuple(operands)))
     return None
@@ -98,6 +104,23 @@ def _dynamic_slice(i: Instruction, value: Value, starts: list[Value]) -> Value:
     return _with(i, [value, *starts], dims)
 
 
+def _concatenate(i: Instruction, operands: list[Value]) -> Value:
+    (along,) = i["dimensions"]
+    tags = [{getattr(d, s) for v in operands for d in v.dims[along]} for s in ("state", "weight")]
+    tags = [t.pop() if len(t) == 1 else dg.OPAQUE if t else None for t in tags]
+    joined = Digit(i.shape.dims[along], *(dg.OPAQUE if isinstance(t, Part) else t for t in tags))
+    others = [[() if d == along else x for d, x in enumerate(v.dims)] for v in operands]
+    dims = list(functools.reduce(dg.unify, others))
+    return _with(i, operands, [*dims[:along], (joined,), *dims[along + 1 :]])
+
+
+def sliced(i: Instruction, value: Value) -> frozenset:
+    """What runs along the dimensions of which a slice takes a part."""
+    return frozenset(
+        t for d, n in _sizes(value, i) if dg.size(d) != n for x in d for t in x[1:] if t is not None
+    )
+
+
 def _numbered(cut: sp.Cut) -> sp.Cut:
     """The same cut with its blocks numbered from 0, in the order of the nodes."""
     order = list(dict.fromkeys(cut))
@@ -114,7 +137,6 @@ def _dynamic_update_slice(i: Instruction, value: Value, update: Value, starts) -
         tags = {t for d in (*old, *new) for t in d[1:] if t is not None}
         if len(tags) < 2 or not any(isinstance(t, Part) for t in tags):
             tag = tags.pop() if len(tags) == 1 else ROWS if ROWS in tags else None
-            tag = Part(tag.axis, 1) if isinstance(tag, Part) else tag
         else:
             tag = dg.OPAQUE
         dims.append((Digit(dg.size(old), tag),))
