@@ -198,6 +198,8 @@ class Holding(Walker):
             keys = list(zip(keys, place, strict=True))
         pending = {merged(cut) for cut in before.pending}
         dims, single = handing.received(i, operand, shape, merged, place)
+        if operand.kind is not Kind.PUBLIC and not self.is_state(operand):
+            single = {(cut, False) for cut, _ in single}  # a weight has no rows
         single |= {(merged(cut), rows) for cut, rows in before.single}
         bits = [functools.reduce(int.__or__, (before.reach[s] for s in g), 0) for g in sources]
         after = before.replace(

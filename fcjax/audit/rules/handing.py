@@ -6,7 +6,7 @@ from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain import spread as sp
 from fcjax.audit.domain.digits import Digit, Part
 from fcjax.audit.domain.spread import COORDINATES, ROWS, WEIGHT
-from fcjax.audit.domain.values import Value
+from fcjax.audit.domain.values import Kind, Value
 from fcjax.audit.hlo.graph import Instruction, Shape, Unauditable
 
 
@@ -48,7 +48,7 @@ def received(i: Instruction, operand: Value, shape: Shape, merged, place: list[i
         return tuple(moved), {(tuple(frozenset([p]) for p in place), rows)}
     digits, n = moved[along], shape.dims[along]
     tags = [t for d in digits for t in d[1:] if t is not None]
-    rows = bool(tags) and all(map(sp.is_row, digits))
+    rows = all(map(sp.is_row, digits)) if tags else _single_rows(operand)
     field = "weight" if tags and all(d.state is None for d in digits) else "state"
     whole = WEIGHT if field == "weight" else ROWS if rows else COORDINATES
     if dg.OPAQUE in tags:
@@ -67,6 +67,12 @@ def received(i: Instruction, operand: Value, shape: Shape, merged, place: list[i
         tag = Part(sp.axis(cut, n, rows), 1) if len(order) > 1 else whole
     moved[along] = dg.join([Digit(n, **{field: tag})])
     return tuple(moved), set()
+
+
+def _single_rows(operand: Value) -> bool:
+    """Does a dimension that is one long on each node count rows?"""
+    single = operand.spread.single
+    return operand.kind is Kind.PUBLIC or (bool(single) and all(rows for _, rows in single))
 
 
 def _opaque(digits) -> tuple[Digit, ...]:
