@@ -45,7 +45,11 @@ def handed(program, roles: Roles, *arguments) -> Handed:
         inputs are laid out, or the roles do not fit it.
       OSError: the path cannot be read.
     """
-    text, shardings = program_of(program, arguments)
+    return handed_by(*program_of(program, arguments), roles)
+
+
+def handed_by(text: str, shardings, roles: Roles) -> Handed:
+    """The same of the text of a program that this process compiled, with its inputs' layouts."""
     module = parse(text)
     names = [_name(p) for p in module.entry.parameters]
     kinds = [_kind(name, roles) for name in names]

@@ -6,6 +6,7 @@ before they are used, rows dealt out over a second mesh axis, layers in a loop.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import pytest
 from jax.sharding import AxisType
 
 from fcjax import audit
-from fcjax.audit import Public, State, Table, Unauditable, Weight
+from fcjax.audit import Public, State, Table, Unauditable, Weight, foreign
 
 B, D, F, N = 4, 16, 32, 4
 ROLES = {"tokens|position": Public, "embed": Table, "w_": Weight, "x|cache": State}
@@ -272,6 +273,18 @@ def test_a_text_says_the_same_as_the_compiled_program(tmp_path):
     forms = lowered, compiled, compiled.as_text(), tmp_path / "program.hlo"
     first, *others = (audit.handed(form, ROLES) for form in forms)
     assert all(other == first for other in others) and len(first.rows) == 1
+
+
+def test_layouts_that_the_program_does_not_note():
+    """As newer compilers print it: JAX then knows how the inputs of a compiled program lie."""
+    arguments = _array(GRID, (B, D), "data", None), _array(GRID, (D, F), ("n", "data"))
+    compiled = jax.jit(lambda x, w_up: x @ w_up).lower(*arguments).compile()
+    text, noted = compiled.as_text(), jax.tree.leaves(compiled.input_shardings)
+    bare = re.sub(r", sharding=\{[^}]*\}", "", text)
+    assert bare != text and foreign.handed_by(bare, noted, ROLES).rows
+    assert foreign.handed_by(bare, noted, ROLES) == audit.handed(compiled, ROLES)
+    with pytest.raises(Unauditable, match="hand in what"):
+        audit.handed(bare, ROLES)
 
 
 @pytest.mark.parametrize(

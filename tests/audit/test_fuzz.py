@@ -153,16 +153,45 @@ def _any_roles(rng):
     return audit.Signature(rng.choice([2] * 9 + [1, 3]), inputs[:count], results[-count:])
 
 
+def _any_patterns(rng):
+    """What inputs are by their names, of any kind, and sometimes no pattern or no kind at all."""
+    kinds = [State, Weight, Public, audit.Table] * 5 + [audit.Complete, None, "state"]
+    patterns = ["x", "w", "args", ".", ""] * 4 + ["(", "nothing", "[0]"]
+    return {rng.choice(patterns): rng.choice(kinds) for _ in range(rng.randrange(1, 4))}
+
+
+def _judged(program, rng):
+    found = audit.certify(program, _any_roles(rng))
+    str(found), found.text("any"), found.to_json()
+    return "clean" if found.ok else "violation"
+
+
+def _told(program, rng):
+    found = audit.handed(program, _any_patterns(rng))
+    found.text(), found.as_dict()
+    return "told"
+
+
 def test_any_roles_with_any_program():
     rng, ends = random.Random(7), collections.Counter()
-    programs, end = list(_programs()), time.monotonic() + 9
+    programs, end = list(_programs()), time.monotonic() + 18
     while time.monotonic() < end:
+        ask = rng.choice([_judged, _told])
         try:
-            found = audit.certify(rng.choice(programs), _any_roles(rng))
-            ends["clean" if found.ok else "violation"] += 1
-            str(found), found.text("any"), found.to_json()
+            ends[ask(rng.choice(programs), rng)] += 1
         except audit.Unauditable as e:
             assert "expected" in str(e)
-            ends["refused"] += 1
+            ends[f"refused by {ask.__name__}"] += 1
     print(f"\n{dict(ends)}")
-    assert ends["violation"] > 20 and ends["refused"] > 5 and ends["clean"]
+    assert ends["violation"] > 20 and ends["refused by _judged"] > 5 and ends["clean"]
+    assert ends["told"] > 20 and ends["refused by _told"] > 20
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_programs_are_told(name):
+    """On one node nothing is handed over; whatever the operator, it is followed to its results."""
+    fn, x = FOREIGN[name]
+    for kind in (State, audit.Table):
+        found = audit.handed(jax.jit(fn), {".": kind}, x)
+        assert found.text() and len(found.results) == len(jax.tree.leaves(jax.eval_shape(fn, x)))
+        assert {row.kind.partition(" ")[0] for row in found.rows} <= {"call"}
