@@ -129,7 +129,7 @@ class Holding(Walker):
     def known(self, value: Value, spread: Spread, gone: tuple[Digit, ...] | None) -> Value:
         """The value with its spread, once these digits were summed away (None: nothing was)."""
         value = value.replace(product=None, reduced=None, trail=None, sum=None, reads=frozenset())
-        value = value.replace(spread=spread)
+        value = value.replace(spread=spread, dims=sp.retag(value.dims))
         if not self.is_state(value):
             return value
         summed = gone is not None

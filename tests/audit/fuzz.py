@@ -109,7 +109,11 @@ def meaning(verdict, contract):
 
 
 def _audit(text, contract, expected, pipe, tell: bool) -> None:
-    """In the child, an audit, or who is handed what: one letter before the parser, one behind it, and the outcome."""
+    """In the child: one letter before the parser, one behind it, and the outcome.
+
+    Args:
+      tell: ask who is handed what, in place of the audit.
+    """
     signal.alarm(PARSER)
     os.write(pipe, b"p")
     try:
@@ -133,7 +137,8 @@ def _audit(text, contract, expected, pipe, tell: bool) -> None:
 
 ENDS = {
     "pR": "refused by the parser or the graph", "paR": "refused by the audit", "paV": "violation",
-    "paC": "clean, same meaning", "paT": "told who is handed what", "p": "XLA's parser crashed or hung",
+    "paC": "clean, same meaning", "paT": "told who is handed what",
+    "p": "XLA's parser crashed or hung",
 }  # fmt: skip
 
 

@@ -111,26 +111,67 @@ def union(spreads: list[Spread], devices: int) -> Spread:
     )
 
 
-def retag(dims: Dims, change: Callable[[Digit], Digit]) -> Dims:
-    """The dimensions with other tags."""
-    return tuple(dg.join(map(change, digits)) for digits in dims)
+def retag(dims: Dims, change: Callable[[Digit], Digit] = lambda d: d) -> Dims:
+    """The dimensions with other tags, in a form that is the same for the same content."""
+    return tuple(_plain(map(change, digits)) for digits in dims)
+
+
+def _plain(digits: Iterable[Digit]) -> tuple[Digit, ...]:
+    """A cut deals out the major coordinates; those after them are whole, and go with them."""
+    out: list[Digit] = []
+    for digit in digits:
+        n, state, weight = digit
+        digit = Digit(n, _major(state, n, False), _major(weight, n, True))
+        pairs = list(zip(out[-1][1:], digit[1:], strict=True)) if out else []
+        if any(map(_goes_with, pairs)) and all(_goes_with(p) or p[0] == p[1] for p in pairs):
+            size = out[-1].size * digit.size
+            resized = (_resized(a, size) if _goes_with((a, b)) else a for a, b in pairs)
+            out[-1] = Digit(size, *resized)
+        else:
+            out.append(digit)
+    return dg.join(out)
+
+
+def _is_simple(tag: Tag) -> bool:
+    return isinstance(tag, Part) and tag.axis.split and not (tag.axis.parts or tag.axis.inner)
+
+
+def _resized(tag: Part, size: int) -> Part:
+    return Part(dataclasses.replace(tag.axis, size=size), 1)
+
+
+def _major(tag: Tag, size: int, is_weight: bool) -> Tag:
+    if not _is_simple(tag):
+        return tag
+    if tag.stride * size == tag.axis.size:
+        return _resized(tag, size)
+    return _whole(tag, is_weight) if tag.stride * size < tag.axis.size else tag
+
+
+def _whole(tag: Part, is_weight: bool) -> str:
+    return WEIGHT if is_weight else ROWS if _cut(tag.axis.name)[1] else COORDINATES
+
+
+def _goes_with(pair: tuple[Tag, Tag]) -> bool:
+    """Is a digit whole that comes after one that is dealt out?"""
+    major, minor = pair
+    return _is_simple(major) and isinstance(minor, str) and minor != dg.OPAQUE
 
 
 def moved(dims: Dims, change: Callable[[Cut], Cut]) -> Dims:
     """The dimensions of an array that came from other devices, which changes its cuts."""
 
-    def tag(t: Tag) -> Tag:
+    def tag(t: Tag, is_weight: bool) -> Tag:
         if not isinstance(t, Part) or not t.axis.split:
             return t
-        if t.axis.parts or t.axis.inner:
+        if not _is_simple(t):
             return dg.OPAQUE
         cut, rows = _cut(t.axis.name)
         cut = change(cut)
-        if is_whole(cut):
-            return ROWS if rows else COORDINATES
-        return Part(axis(cut, t.axis.size, rows), t.stride)
+        whole = is_whole(cut)
+        return _whole(t, is_weight) if whole else Part(axis(cut, t.axis.size, rows), t.stride)
 
-    return retag(dims, lambda d: Digit(d.size, tag(d.state), tag(d.weight)))
+    return retag(dims, lambda d: Digit(d.size, tag(d.state, False), tag(d.weight, True)))
 
 
 def settled(digit: Digit, summed: bool) -> Digit:
