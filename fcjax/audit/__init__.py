@@ -13,8 +13,8 @@ from fcjax.audit.domain.roles import (
     signature,
     tensor,
 )
-from fcjax.audit.foreign import handed
-from fcjax.audit.handed import Handed
+from fcjax.audit.handed import handed
+from fcjax.audit.handover import Handed
 from fcjax.audit.hlo.graph import Unauditable, parse
 from fcjax.audit.verdict import Collective, Failed, Verdict, Violation
 from fcjax.collectives import sent_bytes, sent_elements

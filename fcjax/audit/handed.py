@@ -1,157 +1,274 @@
-"""Who is handed what: the answer about one program, as data and as a table."""
+"""Who is handed what, in any program, of which nothing is declared but what its inputs are.
 
-import dataclasses
+`certify` judges a program by the one discipline of this project. This is for all others: the roles
+are patterns of names, and layouts are read from the program.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from fcjax.audit.certify import program_of
+from fcjax.audit.domain import spread as sp
+from fcjax.audit.domain.digits import Digit, Part
+from fcjax.audit.domain.roles import Public, State, Table, Tensor, Weight
+from fcjax.audit.domain.spread import COORDINATES, ROWS, WEIGHT, Cut, Spread
+from fcjax.audit.domain.values import Value, leaves
+from fcjax.audit.handover import Handed, Holds, Row
+from fcjax.audit.hlo.graph import Instruction, Module, Unauditable, parse
+from fcjax.audit.hlo.sharding import Block, blocks
+from fcjax.audit.holding import Handing, Holding, Inputs, cuts, entry_value, holds_all, is_followed
+from fcjax.audit.rules import traffic
+from fcjax.collectives import BYTES
+
+_KINDS = (State, Weight, Table, Public)
+Roles = Mapping[str, type[Tensor]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Holds:
-    """What the nodes have of one array.
+def handed(program, roles: Roles, *arguments) -> Handed:
+    """Say of any program who is handed what.
 
-    Attributes:
-      what: "complete", "partial sum", "own shard", "another's shard", "statistic", "not followed";
-        "weight" or "public" for what holds no state.
-      words: the same with coordinates.
-      whole: it is, or is made of, state that a node holds complete.
+    Args:
+      program: what `certify` takes.
+      roles: for patterns of names what such inputs are: `State`, `Weight`, `Public`, or `Table` for
+        a weight whose rows are state once public values look them up. A name is JAX's, for example
+        ``params['layers'][0]['up']``; the first pattern that is found in it counts
+        (`re.search`), and every input needs one.
+      arguments: arrays or ``jax.ShapeDtypeStruct`` with shardings, for a function.
+
+    Raises:
+      Unauditable: the program holds something that cannot be followed, it does not say how its
+        inputs are laid out, or the roles do not fit it.
+      OSError: the path cannot be read.
     """
-
-    what: str
-    words: str
-    whole: bool
+    return handed_by(*program_of(program, arguments), roles)
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One array that one instruction hands over.
-
-    Attributes:
-      kind: "all-reduce", ..., or the call or transfer that leaves the node.
-      instruction: its name in the program.
-      scope: its `op_name`.
-      groups: the nodes that exchange, group by group; of a permute (source, target).
-      bytes: handed to each node, once.
-      times: how often in a step; None where a loop does not say.
-      states, weights, public: names of the inputs that reach it.
-      since: weights that it was made with since state last crossed.
-      before: what each node puts in.
-      after: what each node ends up with.
-    """
-
-    kind: str
-    instruction: str
-    scope: str
-    groups: tuple[tuple[int, ...], ...]
-    bytes: int
-    times: int | None
-    states: tuple[str, ...]
-    weights: tuple[str, ...]
-    public: tuple[str, ...]
-    since: tuple[str, ...]
-    before: Holds
-    after: Holds
-
-    def cells(self, nodes: int) -> tuple[str, ...]:
-        """Its line in the table."""
-        groups = ["{" + ",".join(map(str, g)) + "}" for g in self.groups]
-        among = f"all {nodes}" if len(self.groups) == 1 else " ".join(groups)
-        if self.kind == "collective-permute":
-            among = " ".join(f"{a}>{b}" for a, b in self.groups)
-        times = "?" if self.times is None else str(self.times)
-        made_of = ", ".join(filter(None, [_names(self.states), _names(self.public)]))
-        by = _names(self.since) if self.states else _names(self.weights)
-        words = self.before.words + (
-            ", of complete state" if self.before.whole and self.before.what != "complete" else ""
-        )
-        return (
-            self.kind, among, f"{self.bytes:,}", times, made_of or "-", by or "-", words,
-            self.after.words, self.scope,
-        )  # fmt: skip
+def handed_by(text: str, shardings, roles: Roles) -> Handed:
+    """The same of the text of a program that this process compiled, with its inputs' layouts."""
+    module = parse(text)
+    names = [_name(p) for p in module.entry.parameters]
+    kinds = [_kind(name, roles) for name in names]
+    if not any(kind in (State, Table) for kind in kinds):
+        raise Unauditable(f"roles: expected a State or a Table among the inputs, got {names}")
+    held = _layouts(module, shardings)
+    inputs = _inputs(names, kinds, held)
+    values = _entry(module, names, kinds, held, inputs)
+    walk = Holding(module.devices, inputs, {c for v in values for c, _ in cuts(v)})
+    results = leaves(walk.run(module.entry, values))
+    say = functools.partial(_holds, inputs=inputs, others=walk.others)
+    weights = [v for v, kind in zip(values, kinds, strict=True) if kind in (Weight, Table)]
+    cut = sum(bool(cuts(v)) for v in weights)
+    return Handed(
+        program=module.name,
+        nodes=module.devices,
+        inputs={
+            name: say(value)
+            for name, kind, value in zip(names, kinds, values, strict=True)
+            if kind is State
+        },
+        weights=(cut, len(weights) - cut),
+        rows=tuple(_row(h, inputs, walk.others) for h in walk.handings),
+        results=tuple(map(say, results)),
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class Handed:
-    """Who is handed what by one program.
-
-    Attributes:
-      program: its name.
-      nodes: how many run it.
-      inputs: what the nodes have of each state or table when the program starts, by name.
-      weights: how many weights each node holds in blocks, and how many complete.
-      rows: everything that is handed over, in the order of the program.
-      results: what the nodes have of each result.
-    """
-
-    program: str
-    nodes: int
-    inputs: dict[str, Holds]
-    weights: tuple[int, int]
-    rows: tuple[Row, ...]
-    results: tuple[Holds, ...]
-
-    @property
-    def complete(self) -> tuple[str, ...]:
-        """Where a node has complete state: inputs, and instructions that hand it over."""
-        inputs = [name for name, holds in self.inputs.items() if holds.what == "complete"]
-        return (*inputs, *(r.instruction for r in self.rows if r.after.what == "complete"))
-
-    def as_dict(self) -> dict:
-        """The same as plain data."""
-        return dataclasses.asdict(self)
-
-    def text(self) -> str:
-        """The same as a table, for people."""
-        handed = [r.bytes * r.times if r.times is not None else None for r in self.rows]
-        known = sum(n for n in handed if n is not None)
-        more = " and what loops of unknown length hand over" if None in handed else ""
-        lines = [
-            f"{self.program}: {self.nodes} nodes, {len(self.rows)} transfers,"
-            f" {known:,} bytes handed to each node in a step{more}",
-            "",
-            "what each node starts with:",
-            *_table([(f"  {name}", holds.words) for name, holds in self.inputs.items()]),
-            f"  weights: {self.weights[0]} in blocks, {self.weights[1]} complete on each node",
-            "",
-            "what is handed over:",
-        ]
-        titles = ("", "kind", "among", "bytes", "times", "made of", "by", "each node puts in")
-        rows = [(*titles, "and ends up with", "where")]
-        rows += [(f"  {n}", *row.cells(self.nodes)) for n, row in enumerate(self.rows, 1)]
-        lines += _table(rows) if self.rows else ["  nothing"]
-        lines += ["", "what each node ends with:"]
-        lines += _table([(f"  result {n}", holds.words) for n, holds in enumerate(self.results)])
-        return "\n".join([*lines, "", self.verdict()])
-
-    def verdict(self) -> str:
-        """In a sentence: does any node have complete state?"""
-        inputs = [name for name, holds in self.inputs.items() if holds.what == "complete"]
-        rows = [n for n, row in enumerate(self.rows, 1) if row.after.what == "complete"]
-        open_ = [n for n, row in enumerate(self.rows, 1) if row.after.what == "not followed"]
-        said = [f"Every node starts with the complete {', '.join(inputs)}."] * bool(inputs)
-        if rows:
-            said.append(f"Complete state is handed to nodes by {_numbers(rows)}.")
-        if open_:
-            said.append(f"What nodes have after {_numbers(open_)} could not be followed.")
-        return " ".join(said) or "No node starts with, or is handed, complete state."
+def _name(p: Instruction) -> str:
+    """As JAX names it; its number, if the program does not say."""
+    name = (p["metadata"] or {"op_name": ""})["op_name"].replace("\\'", "'")
+    return name or f"input {p['parameter_number']}"
 
 
-def _numbers(rows: list[int]) -> str:
-    """1, 2, 3, 5 as "1-3, 5"."""
-    runs: list[list[int]] = []
-    for n in rows:
-        if runs and runs[-1][-1] == n - 1:
-            runs[-1].append(n)
+def _kind(name: str, roles: Roles) -> type[Tensor]:
+    for pattern, kind in roles.items():
+        if kind not in _KINDS:
+            raise Unauditable(f"roles: expected State, Weight, Table or Public, got {kind}")
+        try:
+            if re.search(pattern, name):
+                return kind
+        except re.error as e:
+            text = f"roles: expected a regular expression, got {pattern!r} ({e})"
+            raise Unauditable(text) from None
+    raise Unauditable(f"roles: expected a pattern for each input, got none for {name}")
+
+
+def _layouts(module: Module, shardings) -> list[tuple[Block, ...]]:
+    """For each input the block that each device holds, by the program's notes or by JAX."""
+    out = []
+    parameters = module.entry.parameters
+    for n, p in enumerate(parameters):
+        rank = len(p.shape.dims)
+        if p.shape.dtype == "tuple":
+            raise Unauditable(f"{p.name}: expected an array as input, got a tuple")
+        if module.devices == 1:
+            out.append(((0,) * rank,))
+        elif p["sharding"] is not None:
+            out.append(blocks(p["sharding"], rank, module.devices, p.name))
+        elif len(shardings) == len(parameters):
+            out.append(_named(shardings[n], rank, module.devices, p.name))
         else:
-            runs.append([n])
-    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
+            raise Unauditable(
+                f"{p.name}: expected a note how it is laid out, got none; hand in what"
+                " jax.jit(f).lower(...).compile() gives"
+            )
+    return out
 
 
-def _names(names: tuple[str, ...]) -> str:
-    """One or two names, or how many there are."""
-    return ", ".join(names) if len(names) < 3 else f"{len(names)} inputs"
+def _named(sharding, rank: int, devices: int, where: str) -> tuple[Block, ...]:
+    mesh = getattr(sharding, "mesh", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding) or mesh.size != devices:
+        raise Unauditable(f"{where}: expected a NamedSharding over {devices} nodes, got {sharding}")
+    spec = [*sharding.spec, *[None] * rank][:rank]
+    axes = [(a,) if isinstance(a, str) else a or () for a in spec]
+    out = []
+    for at in np.ndindex(*mesh.shape.values()):
+        number = dict(zip(mesh.shape, at, strict=True))
+        sizes = [[mesh.shape[a] for a in names] for names in axes]
+        out.append(
+            tuple(
+                int(np.ravel_multi_index([number[a] for a in names], size)) if names else 0
+                for names, size in zip(axes, sizes, strict=True)
+            )
+        )
+    return tuple(out)
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    if not rows:
-        return []
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    padded = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
-    return [line.rstrip() for line in padded]
+def _inputs(names, kinds, held) -> Inputs:
+    bits: dict[str, int] = {}
+    of, place = dict.fromkeys(_KINDS, 0), 0
+    for name, kind, where in zip(names, kinds, held, strict=True):
+        if name in bits:
+            raise Unauditable(f"inputs: expected different names, got two {name}")
+        count = len(set(where))
+        bits[name] = ((1 << count) - 1) << place
+        of[kind] |= bits[name]
+        place += count
+    return Inputs(bits, of[State], of[Table], of[Weight] | of[Table], of[Public])
+
+
+def _cut(where: tuple[Block, ...], d: int) -> Cut:
+    return tuple(frozenset([block[d]]) for block in where)
+
+
+def _entry(module: Module, names, kinds, held, inputs: Inputs) -> list[Value]:
+    """The program's inputs, with what runs along their dimensions and who has which block."""
+    rows = {
+        _cut(where, d)
+        for kind, where in zip(kinds, held, strict=True)
+        for d in range(len(where[0]))
+        if kind is Public
+    }
+    out = []
+    for p, name, kind, where in zip(module.entry.parameters, names, kinds, held, strict=True):
+        order = sorted(set(where))
+        place = (inputs.bits[name] & -inputs.bits[name]).bit_length() - 1
+        is_weight, rank = kind in (Weight, Table), len(p.shape.dims)
+        dims, single = [], set()
+        for d, n in enumerate(p.shape.dims):
+            cut = _cut(where, d)
+            # A row is all coordinates of one token, so the first dimension of state counts rows.
+            is_rows = kind is Public or (kind is State and (cut in rows or d == 0 < rank - 1))
+            tag = WEIGHT if is_weight else ROWS if kind is Public or d < rank - 1 else COORDINATES
+            if not sp.is_whole(cut):
+                tag = Part(sp.axis(cut, n, is_rows), 1)
+                single |= {(cut, is_rows)} if n == 1 else set()
+            digit = Digit(n, weight=tag) if is_weight else Digit(n, state=tag)
+            dims.append((digit,) if n != 1 else ())
+        spread = Spread(
+            reach=tuple(1 << (place + order.index(block)) for block in where),
+            same=sp.first_equal(where),
+            since=inputs.bits[name] if is_weight else 0,
+            single=frozenset(single),
+        )
+        value = entry_value(p.shape, tuple(dims), spread, kind is Public)
+        whole = kind is State and holds_all(value)
+        out.append(value.replace(spread=spread.replace(whole=whole)))
+    return out
+
+
+def _row(h: Handing, inputs: Inputs, others: set[Cut]) -> Row:
+    i, shape = h.instruction, h.result.shape
+    reach = functools.reduce(int.__or__, h.result.spread.reach)
+    kind = i.opcode.removesuffix("-start")
+    foreign = kind not in traffic.COLLECTIVES
+    if kind == "custom-call":
+        kind = f"call of {i['custom_call_target']}"
+    pairs = tuple((p["source"], p["target"]) for p in i["source_target_pairs"])
+    before, after = (_holds(v, inputs, others) for v in (h.operand, h.result))
+    if foreign:
+        after = Holds("not followed", "what it does with that is not known", before.whole)
+    return Row(
+        kind=kind,
+        instruction=i.name,
+        scope=i.scope,
+        groups=pairs or i.groups,
+        bytes=h.arrays * math.prod(shape.dims) * BYTES.get(shape.dtype, 1),
+        times=h.times,
+        states=tuple(inputs.names(reach, inputs.states | inputs.tables)),
+        weights=tuple(inputs.names(reach, inputs.weights)),
+        public=tuple(inputs.names(reach, inputs.publics)),
+        since=tuple(inputs.names(h.operand.spread.since, inputs.weights)),
+        before=before,
+        after=after,
+    )
+
+
+def _holds(value: Value, inputs: Inputs, others: set[Cut]) -> Holds:
+    spread = value.spread
+    cut = _dealt(value)
+    if not any(map(inputs.is_state, spread.reach)):
+        reach = functools.reduce(int.__or__, spread.reach)
+        what = "weight" if reach & inputs.weights else "public"
+        if cut:
+            return Holds(what, f"{what}: {cut}", False)
+        whole = "complete" if sp.is_whole(spread.same) else "a node's own"
+        return Holds(what, f"{what}: {whole}", False)
+    if spread.pending:
+        what, words = "partial sum", "a partial sum" + (f" for {cut}" if cut else "")
+        if spread.statistic:
+            what, words = "statistic", f"its part of a statistic, {_count(value)}"
+    elif spread.statistic:
+        what, words = "statistic", f"a statistic, {_count(value)}"
+    elif not is_followed(value):
+        what, words = "not followed", "something of its own that was not followed"
+    elif holds_all(value):
+        what, words = "complete", "complete" + (f" in its rows: {cut}" if cut else "")
+    elif any(c in others for c, _ in cuts(value)):
+        what, words = "another's shard", f"another's shard: {cut}"
+    else:
+        what, words = "own shard", f"own shard: {cut}"
+    return Holds(what, words, spread.whole)
+
+
+def _count(value: Value) -> str:
+    n = math.prod(value.shape.dims)
+    return "1 number" if n == 1 else f"{n} numbers"
+
+
+def _dealt(value: Value) -> str:
+    """Which coordinates each node has, along which dimension."""
+    out = []
+    for d, digits in enumerate(value.dims):
+        for digit, tag in ((x, t) for x in digits for t in x[1:] if isinstance(t, Part)):
+            for cut, _ in sp.cuts(tag):
+                n, total = value.shape.dims[d], value.shape.dims[d]
+                if digit.size > tag.axis.size:  # the node's block stands among constants
+                    n = tag.axis.size
+                else:
+                    total = n * len(sp.blocks(cut)) // max(map(len, cut))
+                out.append(f"{n} of {total} along dim {d}{_order(cut)}")
+    for cut, _ in sorted(value.spread.single, key=str):
+        out.append(f"a block of {len(sp.blocks(cut))}{_order(cut)}")
+    return ", ".join(out)
+
+
+def _order(cut: Cut) -> str:
+    """Which node has which block, where that is not each the next one."""
+    if cut == tuple(frozenset([d]) for d in range(len(cut))):
+        return ""
+    blocks_of = ("+".join(map(str, sorted(b))) or "none" for b in cut)
+    return f" (blocks {' '.join(blocks_of)})"

@@ -7,8 +7,16 @@ compiles the interval for l4x2, l4x3, a100x2, h100x2, h100x8, ... and audits tha
 extra `aot` and no GPU. With --depth=all the interval is the whole model, from the embedding to the
 choice of the next token, which --temperature, --top_k, --top_p and --repetition_penalty describe.
 
-Exit code 0: clean. 1: a violation, shown with its instruction. 2: it cannot be audited (no such
-file, not HLO, another program, something that the audit does not understand).
+With --role the programs of --hlo may be any: no plan is asked, and a table says who is handed what.
+A role is PATTERN=KIND, where the first pattern that is found in an input's name counts (the name
+that JAX gave it: params['layers'][0]['up'], tokens) and KIND is state, weight, public, or table for
+a weight whose rows are state. Many of them fit into a --flagfile:
+
+    --role=embed=table --role=params=weight --role=cache=state --role=.=public
+
+Exit code 0: clean; with --role, no node has complete state. 1: a violation, shown with its
+instruction; with --role, a node has complete state, or what it has could not be followed. 2: it
+cannot be audited (no such file, not HLO, another program, something that is not understood).
 """
 
 import pathlib
@@ -16,6 +24,7 @@ import pathlib
 from absl import flags
 
 from fcjax import audit, cli
+from fcjax.audit.handed import handed_by
 from fcjax.audit.hlo import dump
 from fcjax.audit.rules import traffic
 from fcjax.commands import shared_flags
@@ -26,10 +35,12 @@ from fcjax.sharded.interval import Interval, ShardedModel
 from fcjax.sharded.ownership import Plan
 
 FLAGS = flags.FLAGS
+KINDS = {"state": audit.State, "weight": audit.Weight, "table": audit.Table, "public": audit.Public}
 
 
 def define_flags():
     flags.DEFINE_string("hlo", None, "HLO text, plain or gzipped, or a folder with it.")
+    flags.DEFINE_multi_string("role", [], "PATTERN=KIND of inputs of any program; see above.")
     shared_flags.topology()
     shared_flags.sizes()
     shared_flags.nodes(None, "Number of nodes. [as the program or the topology has]")
@@ -48,12 +59,29 @@ def main(_):
         raise ValueError("flags: expected either --hlo or --topology")
     if FLAGS.hlo is not None and FLAGS.workdir:
         raise ValueError("workdir: expected with --topology; a saved program tells not who made it")
+    if FLAGS.role:
+        return tell()
     cfg = shared_flags.config()
     interval = Interval(FLAGS.layer, cli.depth(FLAGS.depth, cfg.L))
     sampling = shared_flags.choice()
     check = audit_topology if FLAGS.topology else audit_saved
     verdicts = check(cfg, interval, sampling)
     return 0 if all(verdict.ok for verdict in verdicts) else 1
+
+
+def tell() -> int:
+    """Who is handed what in programs that have no plan."""
+    if FLAGS.hlo is None:
+        raise ValueError("role: expected with --hlo; the interval's programs have a plan")
+    roles = {}
+    for role in FLAGS.role:
+        pattern, _, kind = role.rpartition("=")
+        if kind not in KINDS or not pattern:
+            raise ValueError(f"role: expected PATTERN={'|'.join(KINDS)}, got {role!r}")
+        roles.setdefault(pattern, KINDS[kind])
+    found = [handed_by(text, (), roles) for text in dump.read(FLAGS.hlo, ("",)).values()]
+    print(*(handed.text() for handed in found), sep="\n\n")
+    return 0 if all(handed.ok for handed in found) else 1
 
 
 def audit_saved(cfg, interval, sampling) -> list[audit.Verdict]:

@@ -21,7 +21,7 @@ import time
 import traceback
 
 from fcjax import audit
-from fcjax.audit.foreign import handed_by
+from fcjax.audit.handed import handed_by
 
 PARSER, AUDIT = 3, 20  # seconds for one of them
 

@@ -14,7 +14,8 @@ import pytest
 from jax.sharding import AxisType
 
 from fcjax import audit
-from fcjax.audit import Public, State, Table, Unauditable, Weight, foreign
+from fcjax.audit import Public, State, Table, Unauditable, Weight
+from fcjax.audit.handed import handed_by
 
 B, D, F, N = 4, 16, 32, 4
 ROLES = {"tokens|position": Public, "embed": Table, "w_": Weight, "x|cache": State}
@@ -78,7 +79,7 @@ def test_a_program_that_keeps_to_shards():
     assert [r.bytes for r in found.rows] == [4 * B, 4 * B * F // N, 4 * B * D // N]
     assert [r.since for r in found.rows] == [(), ("w_up",), ("w_down",)]
     assert [r.states for r in found.rows] == [("x",)] * 3
-    assert not found.complete and found.inputs["x"].words == "own shard: 4 of 16 along dim 1"
+    assert found.ok and found.inputs["x"].words == "own shard: 4 of 16 along dim 1"
     assert [r.what for r in found.results] == ["own shard"]
 
 
@@ -113,7 +114,7 @@ def test_one_transfer_of_state(before, after, fn, out):
     found = _over_nodes(lambda x, up, down: fn(x), jax.P(*out))
     (row,) = found.rows
     assert row.after.what == after and before in (row.before.what, None), found.text()
-    assert found.results[0].what == after and bool(found.complete) == (after == "complete")
+    assert found.results[0].what == after and found.ok == (after != "complete")
 
 
 def test_one_cause_does_not_hide_the_rest():
@@ -281,8 +282,8 @@ def test_layouts_that_the_program_does_not_note():
     compiled = jax.jit(lambda x, w_up: x @ w_up).lower(*arguments).compile()
     text, noted = compiled.as_text(), jax.tree.leaves(compiled.input_shardings)
     bare = re.sub(r", sharding=\{[^}]*\}", "", text)
-    assert bare != text and foreign.handed_by(bare, noted, ROLES).rows
-    assert foreign.handed_by(bare, noted, ROLES) == audit.handed(compiled, ROLES)
+    assert bare != text and handed_by(bare, noted, ROLES).rows
+    assert handed_by(bare, noted, ROLES) == audit.handed(compiled, ROLES)
     with pytest.raises(Unauditable, match="hand in what"):
         audit.handed(bare, ROLES)
 
