@@ -90,9 +90,9 @@ class Handed:
 
     @property
     def ok(self) -> bool:
-        """No node starts with, or is handed, complete state, and all of that was followed."""
+        """No node starts with, or is handed, more than shards, sums and statistics of its own."""
         told = [*self.inputs.values(), *(row.after for row in self.rows)]
-        return not any(holds.what in ("complete", "not followed") for holds in told)
+        return not any(holds.what in _MORE for holds in told)
 
     def as_dict(self) -> dict:
         """The same as plain data."""
@@ -123,16 +123,20 @@ class Handed:
         return "\n".join([*lines, "", self.verdict()])
 
     def verdict(self) -> str:
-        """In a sentence: does any node have complete state?"""
+        """In a sentence: does any node have more than shards, sums and statistics of its own?"""
         inputs = [name for name, holds in self.inputs.items() if holds.what == "complete"]
-        rows = [n for n, row in enumerate(self.rows, 1) if row.after.what == "complete"]
-        open_ = [n for n, row in enumerate(self.rows, 1) if row.after.what == "not followed"]
         said = [f"Every node starts with the complete {', '.join(inputs)}."] * bool(inputs)
-        if rows:
-            said.append(f"Complete state is handed to nodes by {_numbers(rows)}.")
-        if open_:
-            said.append(f"What nodes have after {_numbers(open_)} could not be followed.")
+        for what, words in _MORE.items():
+            rows = [n for n, row in enumerate(self.rows, 1) if row.after.what == what]
+            said += [words.format(_numbers(rows))] * bool(rows)
         return " ".join(said) or "No node starts with, or is handed, complete state."
+
+
+_MORE = {
+    "complete": "Complete state is handed to nodes by {}.",
+    "another's shard": "Shards of other nodes are handed to nodes by {}.",
+    "not followed": "What nodes have after {} could not be followed.",
+}
 
 
 def _numbers(rows: list[int]) -> str:

@@ -194,7 +194,8 @@ class Holding(Walker):
         keys = [tuple(before.same[s] for s in source) for source in sources]
         if i.opcode.startswith(("all-reduce", "reduce-scatter")):
             keys = [tuple(sorted(key)) for key in keys]
-        if i.opcode in ("reduce-scatter", "all-to-all", "ragged-all-to-all"):
+        deals = i.opcode in ("reduce-scatter", "all-to-all", "ragged-all-to-all")
+        if deals and not handing.is_copied(i, operand):
             keys = list(zip(keys, place, strict=True))
         pending = {merged(cut) for cut in before.pending}
         dims, single = handing.received(i, operand, shape, merged, place)

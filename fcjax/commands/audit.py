@@ -14,9 +14,10 @@ a weight whose rows are state. Many of them fit into a --flagfile:
 
     --role=embed=table --role=params=weight --role=cache=state --role=.=public
 
-Exit code 0: clean; with --role, no node has complete state. 1: a violation, shown with its
-instruction; with --role, a node has complete state, or what it has could not be followed. 2: it
-cannot be audited (no such file, not HLO, another program, something that is not understood).
+Exit code 0: clean; with --role, no node starts with complete state or is handed it. 1: a violation,
+shown with its instruction; with --role, complete state, another node's shard, or something that
+could not be followed. 2: it cannot be audited (no such file, not HLO, another program, something
+that the audit does not understand).
 """
 
 import pathlib

@@ -10,9 +10,11 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AxisType
 
+from experiments.adversary.programs import WHOLE, honest
 from fcjax import audit
 from fcjax.audit import Public, State, Table, Unauditable, Weight
 from fcjax.audit.handed import handed_by
@@ -97,6 +99,18 @@ def _masked(x):
     return jnp.where(mine, jnp.tile(x, N), 0)
 
 
+def _to_all(whole):
+    """A row for each node, with the sum of what all of them put in."""
+    rows = jnp.broadcast_to(whole[None], (N, B, D))
+    return jax.lax.psum_scatter(rows, "n", scatter_dimension=0, tiled=True)
+
+
+def _my_rows():
+    """The rows of an identity that stand for a node's own coordinates."""
+    mine = jnp.arange(D // N) + jax.lax.axis_index("n") * (D // N)
+    return (mine[:, None] == jnp.arange(D)[None]).astype(jnp.float32)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "fn", "out"),
     [
@@ -108,13 +122,16 @@ def _masked(x):
         ("own shard", "complete", lambda x: jax.lax.all_to_all(x, "n", 0, 1, tiled=True), ("n",)),
         ("statistic", "statistic", lambda x: jax.lax.pmax(jnp.max(x, 1), "n"), ()),
         ("own shard", "complete", lambda x: jax.lax.psum(x, "n"), ()),
+        (None, "complete", lambda x: _to_all(_placed(x)), ()),
+        (None, "complete", lambda x: _to_all(_placed(x @ np.eye(D // N, dtype="f"))), ()),
+        (None, "complete", lambda x: jax.lax.psum(x @ _my_rows(), "n"), ()),
     ],
 )
 def test_one_transfer_of_state(before, after, fn, out):
     found = _over_nodes(lambda x, up, down: fn(x), jax.P(*out))
     (row,) = found.rows
     assert row.after.what == after and before in (row.before.what, None), found.text()
-    assert found.results[0].what == after and found.ok == (after != "complete")
+    assert found.results[0].what == after and found.ok == (after == "statistic")
 
 
 def test_one_cause_does_not_hide_the_rest():
@@ -255,6 +272,17 @@ def test_collectives_in_branches_and_unbounded_loops():
     kinds = [(r.kind, r.times) for r in found.rows]
     assert ("all-gather", 1) in kinds and ("all-reduce", None) in kinds, found.text()
     assert "loops of unknown length" in found.text()
+
+
+def test_the_programs_of_this_project():
+    """The whole model hands nobody complete state; a layer ends with the compatibility gather."""
+    weights = {"embed": Table, r"args\[0\]": Weight, r"args\[1\]": State}
+    whole = handed_by(honest(**WHOLE)[0], (), weights | {".": Public})
+    layer = handed_by(honest()[0], (), weights | {r"args\[2\]": State, ".": Public})
+    assert whole.ok and {r.after.what for r in whole.rows} == {"own shard", "statistic"}
+    *inside, gather = layer.rows
+    assert {r.after.what for r in inside} == {"own shard", "statistic"}
+    assert not any(r.before.whole for r in layer.rows) and gather.after.what == "complete"
 
 
 def test_the_answer_as_data():

@@ -53,6 +53,8 @@ def received(i: Instruction, operand: Value, shape: Shape, merged, place: list[i
     whole = WEIGHT if field == "weight" else ROWS if rows else COORDINATES
     if dg.OPAQUE in tags:
         tag = dg.OPAQUE
+    elif is_copied(i, operand):
+        return tuple(moved[:along] + [()] + moved[along + 1 :]), set()
     elif kind == "all-gather":
         left = [t for t in tags if isinstance(t, Part)]
         tag = Part(dataclasses.replace(left[0].axis, size=n), 1) if left else whole
@@ -67,6 +69,14 @@ def received(i: Instruction, operand: Value, shape: Shape, merged, place: list[i
         tag = Part(sp.axis(cut, n, rows), 1) if len(order) > 1 else whole
     moved[along] = dg.join([Digit(n, **{field: tag})])
     return tuple(moved), set()
+
+
+def is_copied(i: Instruction, operand: Value) -> bool:
+    """Does a dimension that is dealt out only count copies, so that all nodes receive the same?"""
+    if i.opcode not in ("reduce-scatter", "all-to-all") or len(i["dimensions"]) != 1:
+        return False
+    digits = operand.dims[i["dimensions"][0]]
+    return bool(digits) and all(tag is None for d in digits for tag in d[1:])
 
 
 def _single_rows(operand: Value) -> bool:
