@@ -92,6 +92,12 @@ def test_a_violation_shows_the_instruction(files):
         (["--hlo={}/crash.hlo"], "parser crashed"),
         (["--hlo={}", "--topology=l4x2"], "either --hlo or --topology"),
         (["--topology=x9x2"], "expected one of"),
+        (["--topology=l4x2", "--role=.=state"], "role: expected with --hlo"),
+        (["--hlo={}/honest.hlo", "--role=state"], "expected PATTERN=state|weight|table|public"),
+        (["--hlo={}/honest.hlo", "--role=(=state"], "expected a regular expression"),
+        (["--hlo={}/honest.hlo", "--role=nothing=state"], "none for args[0]"),
+        (["--hlo={}/lowered.mlir", "--role=.=state"], "StableHLO, which no compiler has seen"),
+        (["--hlo={}/program.hlo.pb", "--role=.=state"], "a serialized module or no module"),
     ],
 )
 def test_what_cannot_be_audited(files, flags, words):
@@ -103,6 +109,19 @@ def test_what_cannot_be_audited(files, flags, words):
 def test_another_model_is_a_violation(files):
     done = run(f"--hlo={files / 'honest.hlo'}", "--model=0.5b")
     assert done.returncode == 1 and "expected shape" in done.stdout
+
+
+def test_who_is_handed_what(files, tmp_path):
+    """Any program, by roles that fit into a file of flags."""
+    (tmp_path / "roles").write_text(
+        "--role=args\\[0\\]=weight\n--role=args\\[[12]\\]=state\n--role=.=public\n"
+    )
+    done = run(f"--hlo={files / 'honest.hlo'}", f"--flagfile={tmp_path / 'roles'}")
+    assert done.returncode == 1, done.stderr  # the compatibility all-gather
+    assert "2 nodes, 9 transfers" in done.stdout and done.stdout.count("own shard") > 9
+    assert done.stdout.endswith("Complete state is handed to nodes by 9.\n")
+    mine = run(f"--hlo={files / 'foreign.hlo'}", "--role=.=state")
+    assert mine.returncode == 2 and "jax.jit(f).lower(...).compile()" in mine.stderr
 
 
 def test_a_folder_that_xla_dumped(tmp_path):
