@@ -180,7 +180,7 @@ def _entry(module: Module, names, kinds, held, inputs: Inputs) -> list[Value]:
             dims.append((digit,) if n != 1 else ())
         spread = Spread(
             reach=tuple(1 << (place + order.index(block)) for block in where),
-            same=sp.first_equal(where),
+            same=tuple((name, block) for block in where),
             since=inputs.bits[name] if is_weight else 0,
             single=frozenset(single),
         )

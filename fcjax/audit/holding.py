@@ -17,7 +17,7 @@ from fcjax.audit.domain.spread import Cut, Spread
 from fcjax.audit.domain.values import Kind, Tree, Value, leaves, public
 from fcjax.audit.hlo.graph import Computation, Instruction, Shape, Unauditable
 from fcjax.audit.provenance import Walker
-from fcjax.audit.rules import exchange, handing, spreading, traffic
+from fcjax.audit.rules import exchange, handing, numbers, spreading, traffic
 
 # Structure, and computations that are walked themselves: a value is then what it was.
 _CARRIED = {
@@ -90,6 +90,7 @@ class Holding(Walker):
         self.handings: list[Handing] = []
         self.times: int | None = 1
         self.others: set[Cut] = set()
+        self.tokens: dict[tuple, int] = {}
 
     def step(self, i: Instruction, operands: list[Tree]) -> Tree:
         if i.opcode == "while":
@@ -109,9 +110,19 @@ class Holding(Walker):
 
     def made(self, i: Instruction, operands: list[Value]) -> Spread:
         """Of what an instruction makes on each device."""
-        spread = sp.union([v.spread for v in operands], self.devices)
-        if i.opcode == "partition-id":
-            return spread.replace(same=tuple(range(self.devices)))
+        spreads = [v.spread for v in operands]
+        spread = sp.union(spreads, self.devices)
+        keys = list(zip(*(s.same for s in spreads), strict=True)) or [()] * self.devices
+        found = numbers.numbers(i, spreads, self.devices)
+        if found:
+            keys = list(zip(found, strict=True))
+        spread = spread.replace(
+            same=tuple(self.token(id(i), key) for key in keys),
+            numbers=found,
+            table=numbers.table(i, spreads),
+        )
+        if i.opcode == "select" and spreads[0].numbers:
+            spread = spreading.chosen(spread, *spreads)
         states = [v.spread for v in operands if self.is_state(v)]
         if i.opcode == "slice":
             spread = spread.replace(sliced=spreading.sliced(i, operands[0]))
@@ -122,6 +133,10 @@ class Holding(Walker):
             pending = spread.pending | {cut for cut, rows in summed if not rows}
             spread = spread.replace(pending=pending, single=spread.single - summed)
         return spread.replace(statistic=bool(states) and all(s.statistic for s in states))
+
+    def token(self, *content) -> int:
+        """A number that stands for this content."""
+        return self.tokens.setdefault(content, len(self.tokens))
 
     def is_state(self, value: Value) -> bool:
         return any(map(self.inputs.is_state, value.spread.reach))
@@ -148,7 +163,7 @@ class Holding(Walker):
         for _ in range(_ROUNDS):
             del self.handings[known:]  # what is known in the last round holds in all
             going = self.run(condition, [state])
-            joined = self.either([state, self.run(body, [state])], going)
+            joined = self.either([state, self.run(body, [state])], going, id(i))
             if joined == state:
                 self.times = outside
                 return state
@@ -158,18 +173,25 @@ class Holding(Walker):
     def branches(self, i: Instruction, operands: list[Tree]) -> Tree:
         chosen, *arguments = operands
         found = [self.run(b, [a]) for b, a in zip(i.called, arguments, strict=True)]
-        return self.either(found, chosen)
+        return self.either(found, chosen, id(i))
 
-    def either(self, trees: list[Tree], chosen: Tree) -> Tree:
-        """What is known of a value that is one of several, as another value says."""
+    def either(self, trees: list[Tree], chosen: Tree, *place) -> Tree:
+        """What is known of a value that is one of several, as another value says.
+
+        Args:
+          place: where the program chooses.
+        """
         if not isinstance(trees[0], Value):
-            return tuple(self.either(list(t), chosen) for t in zip(*trees, strict=True))
+            branches = enumerate(zip(*trees, strict=True))
+            return tuple(self.either(list(t), chosen, *place, n) for n, t in branches)
         spread = sp.union([v.spread for v in (*trees, *leaves(chosen))], self.devices)
         states = [v for v in trees if self.is_state(v)]
         statistic = bool(states) and all(v.spread.statistic for v in states)
         kind = Kind.STATE if any(v.kind is Kind.STATE for v in trees) else Kind.PUBLIC
         dims = functools.reduce(dg.unify, (v.dims for v in trees))
-        return Value(kind, trees[0].shape, dims, spread=spread.replace(statistic=statistic))
+        same = tuple(self.token("either", *place, first) for first in spread.same)
+        spread = spread.replace(statistic=statistic, same=same, numbers=(), table=())
+        return Value(kind, trees[0].shape, dims, spread=spread)
 
     def collective(self, i: Instruction, operands: list[Tree]) -> Tree:
         given = leaves(tuple(operands))
@@ -177,7 +199,7 @@ class Holding(Walker):
         if len(given) != len(shapes):
             raise Unauditable(f"{i.name}: expected {len(given)} results, got {len(shapes)}")
         if i.opcode == "all-to-all" and len(given) > 1:  # the n-th is for the n-th of the group
-            received = self.handed(i, self.either(given, ()), shapes[0], len(given))
+            received = self.handed(i, self.either(given, (), id(i)), shapes[0], len(given))
             return tuple(received.replace(shape=shape) for shape in shapes)
         out = [self.handed(i, *facts) for facts in zip(given, shapes, strict=True)]
         return tuple(out) if traffic.result(i).dtype == "tuple" else out[0]
@@ -194,6 +216,9 @@ class Holding(Walker):
         keys = [tuple(before.same[s] for s in source) for source in sources]
         if i.opcode.startswith(("all-reduce", "reduce-scatter")):
             keys = [tuple(sorted(key)) for key in keys]
+        token = functools.partial(self.token, id(i))
+        if i.opcode.startswith("collective-permute"):  # one array, as it was on another node
+            token = lambda key: key[0] if key else self.token("zeros")  # noqa: E731
         deals = i.opcode in ("reduce-scatter", "all-to-all", "ragged-all-to-all")
         if deals and not handing.is_copied(i, operand):
             keys = list(zip(keys, place, strict=True))
@@ -205,7 +230,9 @@ class Holding(Walker):
         bits = [functools.reduce(int.__or__, (before.reach[s] for s in g), 0) for g in sources]
         after = before.replace(
             reach=tuple(bits),
-            same=sp.first_equal(keys),
+            same=tuple(map(token, keys)),
+            numbers=(),
+            table=(),
             pending=frozenset(cut for cut in pending if not sp.is_whole(cut)),
             single=frozenset(c for c in single if not sp.is_whole(c[0])),
             sliced=frozenset(),

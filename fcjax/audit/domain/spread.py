@@ -8,7 +8,7 @@ of state, or a weight's own axis.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.digits import Axis, Digit, Dims, Part, Tag
@@ -63,7 +63,9 @@ class Spread:
 
     Attributes:
       reach: for each device, the blocks of inputs that its array is made of, as bits.
-      same: for each device, the first one that holds an equal array.
+      same: for each device, what stands for the content of its array: equal for equal ones.
+      numbers: for each device, the integer that is all of its array, where that is known.
+      table: the integers of a constant.
       since: weights that it was made with since state last crossed, as bits.
       pending: it is a sum (or a maximum) over the coordinates that are dealt out like this, of
         which each device has added its own.
@@ -75,7 +77,9 @@ class Spread:
     """
 
     reach: tuple[int, ...]
-    same: tuple[int, ...]
+    same: tuple[Hashable, ...]
+    numbers: tuple[int, ...] = ()
+    table: tuple[int, ...] = ()
     since: int = 0
     pending: frozenset[Cut] = frozenset()
     single: frozenset[tuple[Cut, bool]] = frozenset()

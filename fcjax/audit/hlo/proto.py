@@ -44,7 +44,7 @@ MESSAGES = {
     },
     "Instruction": {
         1: ("name", STR), 2: ("opcode", STR), 3: ("shape", "Shape"), 7: ("metadata", "Metadata"),
-        8: ("literal", SKIP), 9: ("parameter_number", INT), 11: ("fusion_kind", STR),
+        8: ("literal", "Literal"), 9: ("parameter_number", INT), 11: ("fusion_kind", STR),
         13: ("tuple_index", INT), 14: ("dimensions", INTS), 15: ("window", "Window"),
         16: ("convolution_dimension_numbers", SKIP), 17: ("slice_dimensions", "[Slice]"),
         18: ("exponent_bits", INT), 19: ("mantissa_bits", INT), 20: ("dynamic_slice_sizes", INTS),
@@ -80,6 +80,19 @@ MESSAGES = {
         98: ("sparsity_config", SKIP), 99: ("backend_config_payload", "Payload"),
         100: ("has_dynamic_root", BOOL), 101: ("block_scaling_config", SKIP),
         102: ("comparison_order", STR), 103: ("shuffle_mode", SKIP),
+    },
+    # Floats are packed as they stand in memory, so they are kept as bytes.
+    "Literal": {
+        1: ("shape", "Shape"), 2: ("preds", INTS), 3: ("u8s", BYTES), 4: ("s32s", INTS),
+        5: ("s64s", INTS), 6: ("u32s", INTS), 7: ("u64s", INTS), 8: ("f32s", BYTES),
+        9: ("f64s", BYTES), 11: ("f16s", BYTES), 13: ("bf16s", BYTES), 15: ("s8s", BYTES),
+        16: ("u16s", BYTES), 17: ("s16s", BYTES), 10: ("tuple_literals", SKIP),
+        12: ("c64s", SKIP), 14: ("sparse_indices", SKIP), 18: ("c128s", SKIP),
+        19: ("f8e5m2s", SKIP), 20: ("f8e4m3fns", SKIP), 21: ("s4s", SKIP), 22: ("u4s", SKIP),
+        23: ("f8e4m3b11fnuzs", SKIP), 24: ("f8e5m2fnuzs", SKIP), 25: ("f8e4m3fnuzs", SKIP),
+        26: ("s2s", SKIP), 27: ("u2s", SKIP), 28: ("f8e4m3s", SKIP), 29: ("f8e3m4s", SKIP),
+        30: ("s1s", SKIP), 31: ("u1s", SKIP), 32: ("f4e2m1fns", SKIP), 33: ("f8e8m0fnus", SKIP),
+        34: ("dynamic_sizes", SKIP), 35: ("f6e3m2fns", SKIP), 36: ("f6e2m3fns", SKIP),
     },
     "Shape": {
         2: ("element_type", INT), 3: ("dimensions", INTS), 4: ("tuple_shapes", "[Shape]"),
@@ -245,7 +258,11 @@ def _decode(data: memoryview, message: str) -> dict:
         name, kind = fields[number]
         if kind == SKIP:
             continue
-        if (wire == 0) != (kind in (INT, BOOL)) and not (wire == 0 and kind == INTS):
+        if kind in (INT, BOOL):
+            fits = wire == 0
+        else:  # no field that is needed is a single number of fixed width
+            fits = wire == 2 or (wire == 0 and kind == INTS)
+        if not fits:
             raise Unauditable(f"{message}.{name}: expected a {kind}, got wire type {wire}")
         if kind == INT:
             out[name] = _signed(value)

@@ -59,6 +59,8 @@ def rule(i: Instruction, operands: list[Tree]) -> Tree | None:
             kept = [d for n, d in enumerate(value.dims) if n not in i["dimensions"]]
             values = leaves(tuple(operands))
             return tuple(_with(i, values, kept, shape) for shape in i.shape.leaves())
+        case "select", [Value() as which, Value() as a, Value() as b] if which.spread.numbers:
+            return _with(i, [a, b], _chosen_dims(which.spread.numbers, a.dims, b.dims))
         case "concatenate", values:
             return _concatenate(i, leaves(tuple(values)))
         case "sort" | "topk" | "custom-call", _ if _sorts(i):
@@ -118,6 +120,28 @@ def sliced(i: Instruction, value: Value) -> frozenset:
     """What runs along the dimensions of which a slice takes a part."""
     return frozenset(
         t for d, n in _sizes(value, i) if dg.size(d) != n for x in d for t in x[1:] if t is not None
+    )
+
+
+def chosen(made: sp.Spread, which: sp.Spread, a: sp.Spread, b: sp.Spread) -> sp.Spread:
+    """Of an array that is one of two, where it is known which one on each node."""
+    of = [a if n else b for n in which.numbers]
+    reach = tuple(s.reach[d] for d, s in enumerate(of))
+    return made.replace(reach=reach, same=tuple(s.same[d] for d, s in enumerate(of)))
+
+
+def _chosen_dims(which: tuple[int, ...], a: dg.Dims, b: dg.Dims) -> dg.Dims:
+    def tag(s: dg.Tag, t: dg.Tag, size: int) -> dg.Tag:
+        left, right = list(sp.cuts(s)), list(sp.cuts(t))
+        if s == t or len(left) != 1 or len(right) != 1:
+            return dg.merge(s, t)
+        (one, rows), (other, others) = left[0], right[0]
+        cut = tuple((one if n else other)[d] for d, n in enumerate(which))
+        return Part(sp.axis(cut, size, rows and others), 1)
+
+    return tuple(
+        dg.join(Digit(p.size, tag(p[1], q[1], p.size), tag(p[2], q[2], p.size)) for p, q in pairs)
+        for pairs in (dg.align(x, y) for x, y in zip(a, b, strict=True))
     )
 
 

@@ -14,6 +14,7 @@ NAMES = {
     "HloModuleProto": "HloModuleProto",
     "Computation": "HloComputationProto",
     "Instruction": "HloInstructionProto",
+    "Literal": "LiteralProto",
     "Shape": "ShapeProto",
     "Layout": "LayoutProto",
     "Metadata": "OpMetadata",
