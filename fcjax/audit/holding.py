@@ -102,6 +102,9 @@ class Holding(Walker):
             return out
         spread, gone = self.made(i, leaves(tuple(operands))), spreading.gone(i, operands)
         out = _map(lambda v: self.known(v, spread, gone), out)
+        states = [v for v in leaves(tuple(operands)) if self.is_state(v)]
+        if len(states) > 1 and isinstance(out, Value):
+            out = spreading.copied(i, states, out)
         if i.opcode in traffic.TRANSFERS or _is_foreign(i):
             self.handings += [
                 Handing(i, operand, operand, self.times, 1) for operand in leaves(tuple(operands))
@@ -117,7 +120,7 @@ class Holding(Walker):
         if found:
             keys = list(zip(found, strict=True))
         spread = spread.replace(
-            same=tuple(self.token(id(i), key) for key in keys),
+            same=tuple(self.token(spreading.content(i), key) for key in keys),
             numbers=found,
             table=numbers.table(i, spreads),
         )
@@ -199,7 +202,10 @@ class Holding(Walker):
         if len(given) != len(shapes):
             raise Unauditable(f"{i.name}: expected {len(given)} results, got {len(shapes)}")
         if i.opcode == "all-to-all" and len(given) > 1:  # the n-th is for the n-th of the group
-            received = self.handed(i, self.either(given, (), id(i)), shapes[0], len(given))
+            one = self.either(given, (), id(i))
+            sliced = frozenset().union(*(v.spread.sliced for v in given))
+            one = one.replace(spread=one.spread.replace(sliced=sliced))
+            received = self.handed(i, one, shapes[0], len(given))
             return tuple(received.replace(shape=shape) for shape in shapes)
         out = [self.handed(i, *facts) for facts in zip(given, shapes, strict=True)]
         return tuple(out) if traffic.result(i).dtype == "tuple" else out[0]
@@ -215,7 +221,7 @@ class Holding(Walker):
 
         keys = [tuple(before.same[s] for s in source) for source in sources]
         if i.opcode.startswith(("all-reduce", "reduce-scatter")):
-            keys = [tuple(sorted(key)) for key in keys]
+            keys = [tuple(sorted(key, key=str)) for key in keys]
         token = functools.partial(self.token, id(i))
         if i.opcode.startswith("collective-permute"):  # one array, as it was on another node
             token = lambda key: key[0] if key else self.token("zeros")  # noqa: E731

@@ -134,6 +134,35 @@ def test_one_transfer_of_state(before, after, fn, out):
     assert found.results[0].what == after and found.ok == (after == "statistic")
 
 
+def test_an_exchange_from_rows_to_coordinates():
+    """Each node has all coordinates of its rows, and then its own coordinates of all rows."""
+    mapped = jax.shard_map(
+        lambda x: jax.lax.all_to_all(x, "n", 1, 0, tiled=True),
+        mesh=NODES, in_specs=jax.P("n"), out_specs=SHARDS,
+    )  # fmt: skip
+    found = _say(mapped, _array(NODES, (B, D), "n"))
+    (row,) = found.rows
+    assert (row.before.what, row.after.what) == ("complete", "own shard"), found.text()
+    assert found.inputs["x"].words == "complete in its rows: a block of 4"
+
+
+def test_a_block_that_is_taken_by_the_number_of_the_node():
+    """On two mesh axes the compiler looks up offsets and choices in tables."""
+
+    def cut(x, w_up, w_down):
+        y = jax.lax.with_sharding_constraint(x @ w_up, jax.NamedSharding(GRID, jax.P(None, "n")))
+        return jax.lax.with_sharding_constraint(y, jax.NamedSharding(GRID, jax.P("data", None)))
+
+    found = _say(
+        cut,
+        _array(GRID, (B, D)),
+        _array(GRID, (D, F), None, "data"),
+        _array(GRID, (F, D)),
+    )
+    assert "not followed" not in {r.after.what for r in found.rows}, found.text()
+    assert found.results[0].what == "complete"
+
+
 def test_one_cause_does_not_hide_the_rest():
     """The complete state is gathered first; what is handed over later is told all the same."""
 

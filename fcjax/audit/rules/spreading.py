@@ -5,15 +5,23 @@ alone, and say over which coordinates an operator sums.
 """
 
 import functools
+from collections.abc import Hashable
 
 from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain import spread as sp
 from fcjax.audit.domain.digits import Digit, Part
-from fcjax.audit.domain.spread import ROWS
+from fcjax.audit.domain.spread import COORDINATES, ROWS
 from fcjax.audit.domain.values import Tree, Value, leaves, mixed
 from fcjax.audit.hlo.graph import Instruction
 
 Digits = tuple[Digit, ...]
+
+# Operators that take or place elements, and what of them is no part of what they do.
+_MOVES = {
+    "bitcast", "broadcast", "convert", "copy", "dynamic-slice", "reshape", "slice", "transpose",
+}  # fmt: skip
+_PRODUCTS = {"multiply", "add", "subtract", "divide", "select", "maximum", "minimum"}
+_NAMES = {"name", "id", "operand_ids", "metadata", "sharding", "frontend_attributes"}
 
 
 def gone(i: Instruction, operands: list[Tree]) -> tuple[Digit, ...] | None:
@@ -114,6 +122,50 @@ def _concatenate(i: Instruction, operands: list[Value]) -> Value:
     others = [[() if d == along else x for d, x in enumerate(v.dims)] for v in operands]
     dims = list(functools.reduce(dg.unify, others))
     return _with(i, operands, [*dims[:along], (joined,), *dims[along + 1 :]])
+
+
+def copied(i: Instruction, states: list[Value], out: Value) -> Value:
+    """A product of two states: along what only one has, the other one is copied.
+
+    Who is handed a part of such a dimension is handed all of the other state, as with rows.
+    """
+    dims = list(out.dims)
+    if i.opcode == "dot" and len(states) == 2:
+        left, right = (_free(i, v, side) for v, side in zip(states, ("lhs", "rhs"), strict=True))
+        batch, a, b = len(dims) - len(left) - len(right), len(left), len(right)
+        if any(map(_has_coordinates, right)):
+            dims[batch : batch + a] = map(_as_rows, dims[batch : batch + a])
+        if any(map(_has_coordinates, left)) and b:
+            dims[-b:] = map(_as_rows, dims[-b:])
+    elif i.opcode in _PRODUCTS:
+        for v in states:
+            if v.shape.dims == out.shape.dims and any(map(_has_coordinates, v.dims)):
+                dims = [
+                    d if any(t is not None for x in mine for t in x[1:]) else _as_rows(d)
+                    for mine, d in zip(v.dims, dims, strict=True)
+                ]
+    return out.replace(dims=tuple(dims))
+
+
+def _free(i: Instruction, value: Value, side: str) -> list[Digits]:
+    numbers = i["dot_dimension_numbers"]
+    used = (*numbers[f"{side}_contracting_dimensions"], *numbers[f"{side}_batch_dimensions"])
+    return [digits for d, digits in enumerate(value.dims) if d not in used]
+
+
+def _has_coordinates(digits: Digits) -> bool:
+    return any(not sp.is_row(d) for d in digits)
+
+
+def _as_rows(digits: Digits) -> Digits:
+    return tuple(d._replace(state=ROWS) if d.state == COORDINATES else d for d in digits)
+
+
+def content(i: Instruction) -> Hashable:
+    """Equal for two instructions that are known to make the same of the same operands."""
+    if i.opcode not in _MOVES:
+        return id(i)
+    return str(sorted((name, str(v)) for name, v in i.attributes.items() if name not in _NAMES))
 
 
 def sliced(i: Instruction, value: Value) -> frozenset:
