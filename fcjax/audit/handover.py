@@ -125,7 +125,7 @@ class Handed:
     def verdict(self) -> str:
         """In a sentence: does any node have more than shards, sums and statistics of its own?"""
         inputs = [name for name, holds in self.inputs.items() if holds.what == "complete"]
-        said = [f"Every node starts with the complete {', '.join(inputs)}."] * bool(inputs)
+        said = [f"Every node starts with all coordinates of {', '.join(inputs)}."] * bool(inputs)
         for what, words in _MORE.items():
             rows = [n for n, row in enumerate(self.rows, 1) if row.after.what == what]
             said += [words.format(_numbers(rows))] * bool(rows)

@@ -220,7 +220,7 @@ def test_columns_then_rows(mesh, scanned):
     groups = ((0, 1), (2, 3)) if rows else ((0, 1, 2, 3),)
     assert all(r.groups == groups for r in found.rows)
     assert found.rows[0].bytes == 4 * B * D // (2 if rows else 1)
-    assert "Every node starts with the complete x." in found.text()
+    assert "Every node starts with all coordinates of x." in found.text()
 
 
 def test_a_model_with_rows_and_heads_on_two_axes():
