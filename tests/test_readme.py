@@ -19,6 +19,16 @@ def test_the_example_prints_what_the_readme_says():
     assert f"prints `{result.stdout.strip()}`" in README
 
 
+def test_the_table_of_who_is_handed_what_is_what_the_example_prints():
+    code, table = re.search(
+        r"```python\n((?:(?!```).)*audit\.handed.*?)```\n+```text\n(.*?)```", README, re.S
+    ).groups()
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == table
+
+
 def test_programs_that_the_readme_names_exist():
     named = set(re.findall(r"python -m ((?:experiments|weights)\.\w+)", README))
     programs = {

@@ -105,8 +105,9 @@ class Handed:
         more = " and what loops of unknown length hand over" if None in handed else ""
         inputs = [(f"  {name}", holds.words) for name, holds in self.inputs.items()]
         weights = f"{self.weights[0]} in blocks, {self.weights[1]} complete"
+        plural = "" if len(self.rows) == 1 else "s"
         lines = [
-            f"{self.program}: {self.nodes} nodes, {len(self.rows)} transfers,"
+            f"{self.program}: {self.nodes} nodes, {len(self.rows)} transfer{plural},"
             f" {known:,} bytes handed to each node in a step{more}",
             "",
             "what each node starts with:",
