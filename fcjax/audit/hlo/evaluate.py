@@ -10,7 +10,7 @@ Every opcode, attribute and custom call that is not known is `Unauditable`.
 
 import dataclasses
 import functools
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
@@ -33,18 +33,17 @@ _LONGEST = 100_000  # iterations of a loop
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """A collective that a node has reached, or one of the operands of a combined one.
+    """A collective that a node has reached; a combined one has several operands.
 
     Attributes:
       instruction: the collective.
-      operand: what the node puts in.
-      source, target: shapes of the operand and of what the node is to receive.
+      operands: what the node puts in.
+      targets: shapes of what it is to receive for each.
     """
 
     instruction: Instruction
-    operand: np.ndarray
-    source: Shape
-    target: Shape
+    operands: tuple[np.ndarray, ...]
+    targets: tuple[Shape, ...]
 
     @property
     def kind(self) -> str:
@@ -63,7 +62,7 @@ class Evaluator:
         self.module, self.types = module, types
         self._steps = {c: _steps(c) for c in module.computations}
 
-    def run(self, node: int, parameters) -> Generator[Stop, np.ndarray, tuple]:
+    def run(self, node: int, parameters) -> Generator[Stop, Sequence[np.ndarray], tuple]:
         """Run the program as one node does.
 
         Args:
@@ -71,7 +70,7 @@ class Evaluator:
           parameters: arrays for the entry's parameters, in `Types.of` their types.
 
         Yields:
-          Each operand of each collective, in order. What the node receives is to be sent in.
+          Each collective, in order. What the node receives, for each operand, is to be sent in.
 
         Returns:
           The results, a flat tuple.
@@ -130,12 +129,10 @@ class _Node:
         targets = shape.elements or (shape,)
         if len(targets) != len(operands):
             raise Unauditable(f"{i.name}: expected a result for each operand, got {i.shape}")
-        results = []
-        for x, operand, target in zip(operands, i.operands, targets, strict=True):
-            received = yield Stop(i, _plain(x), operand.shape, target)
-            self.check(i.name, target, received)
-            results.append(received)
-        return tuple(results) if shape.elements else results[0]
+        received = yield Stop(i, tuple(map(_plain, operands)), targets)
+        for target, x in zip(targets, received, strict=True):
+            self.check(i.name, target, x)
+        return tuple(received) if shape.elements else received[0]
 
     def _call(self, i: Instruction, operands):
         return (yield from self.run(i.called[0], operands))

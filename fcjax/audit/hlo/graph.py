@@ -13,12 +13,15 @@ state is for `provenance` to derive, and anything not understood is an `Unaudita
 
 import dataclasses
 import json
+import re
 
 from fcjax.audit.hlo.groups import Groups, device_groups
 from fcjax.audit.hlo.proto import Unauditable, decode
 from fcjax.audit.hlo.shape import Shape, read_shape
 
 __all__ = ["Computation", "Instruction", "Module", "Shape", "Slice", "Unauditable", "parse"]
+
+_QUOTED = re.compile(r'"(\\.|[^"\\])*"')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ class Module:
       layout: shapes of all arrays that enter and leave, with the memory that the caller sees.
       notes: frontend attributes of the module.
       computations: callees before callers, so that the entry is the last.
+      elided: names of constants whose numbers the text leaves out; XLA's parser makes them zero.
     """
 
     name: str
@@ -132,6 +136,7 @@ class Module:
     aliases: tuple[Alias, ...]
     layout: tuple[Shape, ...]
     notes: dict[str, str]
+    elided: frozenset[str]
     xla: object = dataclasses.field(repr=False)
 
     def line(self, instruction: Instruction) -> str:
@@ -163,7 +168,17 @@ def parse(text: str) -> Module:
     replicas = header.get("replica_count", 1)
     if replicas != 1:
         raise Unauditable(f"{xla.name}: expected one replica, got replica_count={replicas}")
-    return _link(decode(data), header.get("num_partitions", 1), xla)
+    return _link(decode(data), header.get("num_partitions", 1), _elided(text), xla)
+
+
+def _elided(text: str) -> frozenset[str]:
+    """Names of constants with dots in the place of numbers: ``%c = f32[9,9] constant({...})``.
+
+    The parsed module does not tell them from zeros.
+    """
+    lines = (_QUOTED.sub('""', line) for line in text.splitlines() if "..." in line)
+    words = (line.replace("ROOT", " ").replace("=", " ").split() for line in lines if "..." in line)
+    return frozenset(first.removeprefix("%") for first, *_ in words)
 
 
 def _header(text: str) -> dict[str, int]:
@@ -186,7 +201,7 @@ def _header(text: str) -> dict[str, int]:
     return {key: int(value) for key, _, value in pairs if value.isdecimal()}
 
 
-def _link(proto: dict, devices: int, xla) -> Module:
+def _link(proto: dict, devices: int, elided: frozenset[str], xla) -> Module:
     if proto["is_dynamic"]:
         raise Unauditable(f"{proto['name']}: expected static shapes, got a dynamic module")
     if proto["cross_program_prefetches"]:
@@ -213,6 +228,7 @@ def _link(proto: dict, devices: int, xla) -> Module:
         ),
         layout=_layout(proto),
         notes=_notes(proto["frontend_attributes"]),
+        elided=elided,
         xla=xla,
     )
 

@@ -10,7 +10,6 @@ from experiments.adversary.programs import HONEST, LENGTH, interval_model
 from fcjax.audit.hlo import graph
 from fcjax.audit.hlo.elementwise import Types, is_float
 from fcjax.audit.hlo.evaluate import Evaluator, Unauditable
-from fcjax.audit.hlo.groups import Groups
 
 TYPED = Types(real=frozenset())  # every number in the program's own type
 
@@ -339,20 +338,19 @@ def test_another_number_type_or_count_of_parameters_is_refused():
 # Whole programs on N nodes, against what they really compute.
 
 
-def join(stops, groups: Groups, axis: int | None) -> list[np.ndarray]:
+def join(stop, operands, axis: int | None) -> list[np.ndarray]:
     """What each node receives, by the meaning of the collective, in one group of all nodes."""
-    assert groups == (tuple(range(len(stops))),)
-    operands, stop = [s.operand for s in stops], stops[0]
+    assert stop.instruction.groups == (tuple(range(len(operands))),)
     if stop.kind == "all-gather":
-        return [np.concatenate(operands, axis)] * len(stops)
+        return [np.concatenate(operands, axis)] * len(operands)
     combine = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}
     root = stop.instruction.called[0].root
     while root.opcode == "convert":
         root = root.operands[0]
     whole = combine[root.opcode].reduce(operands, dtype=operands[0].dtype)
-    return (
-        np.split(whole, len(stops), axis) if stop.kind == "reduce-scatter" else [whole] * len(stops)
-    )
+    if stop.kind == "reduce-scatter":
+        return np.split(whole, len(operands), axis)
+    return [whole] * len(operands)
 
 
 def run_on_nodes(module, blocks, types) -> list[tuple]:
@@ -371,8 +369,10 @@ def run_on_nodes(module, blocks, types) -> list[tuple]:
             except StopIteration as done:
                 results.append(done.value)
         if stops:
-            i = stops[0].instruction
-            received = join(stops, i.groups, i["dimensions"][0] if i["dimensions"] else None)
+            (axis,) = stops[0].instruction["dimensions"] or (None,)
+            each = zip(*(s.operands for s in stops), strict=True)
+            joined = [join(stops[0], operands, axis) for operands in each]
+            received = list(zip(*joined, strict=True))
     return results
 
 
