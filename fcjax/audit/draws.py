@@ -23,7 +23,11 @@ class Pool:
     def __init__(self, rng: np.random.Generator, largest: int):
         """`largest`: numbers of the largest block."""
         period = int(rng.integers(_PERIOD, 2 * _PERIOD)) | 1
-        self.numbers = np.resize(rng.standard_normal(period), largest + 2 * _PERIOD)
+        first = rng.standard_normal(period)
+        self.numbers = np.empty(largest + 2 * _PERIOD)
+        for start in range(0, len(self.numbers), period):
+            run = self.numbers[start : start + period]
+            run[:] = first[: len(run)]
 
 
 class Draws:
