@@ -16,7 +16,7 @@ from fcjax.audit.draws import Draws
 from fcjax.audit.identity import Nodes, Result, Transfer
 from fcjax.sharded.definition import functions
 from fcjax.sharded.definition.choice import Choice
-from fcjax.sharded.operators import boundaries
+from fcjax.sharded.interval import boundaries
 
 
 class Definition:
