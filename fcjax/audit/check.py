@@ -1,7 +1,11 @@
-"""Holds a compiled program against its contract."""
+"""Holds a compiled program against its contract: the walk, and then the identity of its values."""
+
+import dataclasses
+import hashlib
 
 import jax
 
+from fcjax.audit import identity
 from fcjax.audit.contract import Contract, Expected, ExpectedGather
 from fcjax.audit.crossing import Again, Contraction, Crossing, Gathered, StatisticFound
 from fcjax.audit.domain.roles import Complete, Public, State
@@ -22,6 +26,10 @@ def audit_compiled(compiled, contract: Contract) -> Verdict:
 def audit_interval(text: str, contract: Contract, shardings=()) -> Verdict:
     """Audit the HLO text of one optimized program.
 
+    The walk asks where everything that crosses came from. A program that it passes is run on random
+    inputs and compared with the contract's definition, where it has one (`identity`). Both must
+    pass.
+
     Args:
       text: as this process compiled it; other texts go through `guard.check` first.
       contract: what it may do.
@@ -33,6 +41,28 @@ def audit_interval(text: str, contract: Contract, shardings=()) -> Verdict:
     module = parse(text)
     if not module.scheduled:
         raise Unauditable(f"{module.name}: expected a scheduled module, got one without an order")
+    verdict = _walked(module, text, contract, shardings)
+    if not verdict.ok or contract.definition is None:
+        return verdict
+    violations = _compared(module, text, contract)
+    return dataclasses.replace(verdict, violations=violations, compared=True)
+
+
+# Programs that passed in this process: nothing is learned from running one of them again.
+_PASSED: set[tuple] = set()
+
+
+def _compared(module: Module, text: str, contract: Contract) -> tuple[Violation, ...]:
+    key = hashlib.sha256(text.encode()).digest(), contract.signature, contract.definition
+    if key in _PASSED:
+        return ()
+    violations = identity.check(module, contract.signature, contract.definition)
+    if not violations:
+        _PASSED.add(key)
+    return violations
+
+
+def _walked(module: Module, text: str, contract: Contract, shardings) -> Verdict:
     violations = [*entry_faults(module, contract.signature)]
     violations += sharding_faults(shardings, contract.signature)
     if not fits(module, contract.signature):

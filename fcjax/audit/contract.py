@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from fcjax.audit.domain.roles import Complete, Signature
 from fcjax.audit.domain.values import Read, Sum
+from fcjax.audit.identity import Definition
 from fcjax.audit.rules.exchange import Declared
 from fcjax.collectives import AllGather, AllReduce, CollectiveKind, ReduceScatter
 
@@ -89,12 +90,15 @@ class Contract:
       after: the compatibility all-gather, if there is one.
       sums: for each result that is a boundary value, its parts; None where it is another function
         of the shards.
+      definition: what every value that is sent, returned or kept is to be; None where the caller
+        does not know it (`certify`).
     """
 
     signature: Signature
     inside: tuple[Expected, ...] | None
     after: ExpectedGather | None
     sums: tuple[Sum | None, ...]
+    definition: Definition | None = None
 
     @property
     def exchanges(self) -> tuple[Declared, ...]:

@@ -77,12 +77,15 @@ class Verdict:
       violations: what is wrong; empty if the program keeps to its contract.
       before: collectives before the end of the interval.
       after: collectives after it: the compatibility all-gather.
+      compared: whether the program was also run and every value compared with its definition; a
+        program that the walk refuses is not.
     """
 
     hlo: str
     violations: tuple[Violation, ...]
     before: tuple[Collective, ...]
     after: tuple[Collective, ...]
+    compared: bool = False
 
     @property
     def ok(self) -> bool:
@@ -92,6 +95,7 @@ class Verdict:
         """The verdict as plain data, without the program."""
         return {
             "ok": self.ok,
+            "compared": self.compared,
             "violations": [dataclasses.asdict(v) for v in self.violations],
             "before": [dataclasses.asdict(c) for c in self.before],
             "after": [dataclasses.asdict(c) for c in self.after],
@@ -104,7 +108,14 @@ class Verdict:
             for c in found:
                 sizes = str(c.sent), str(c.received)
                 rows.append((_short(c.operator) + where, c.kind, c.dtype, *sizes, c.axis or "-"))
-        return f"{title}: {self}\n{aligned(rows, '<')}"
+        return f"{title}: {self}\n{aligned(rows, '<')}\n{self._checks()}"
+
+    def _checks(self) -> str:
+        """Which of the two checks said so."""
+        if self.compared:
+            values = "are those of their definition" if self.ok else "are NOT those of it"
+            return f"walk: clean; identity: values sent, returned and kept {values}"
+        return f"walk: {'clean' if self.ok else 'refused'}; identity: not run"
 
     def __str__(self):
         if self.ok:

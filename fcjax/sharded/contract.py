@@ -27,6 +27,7 @@ from fcjax.audit.hlo.graph import Module, Unauditable
 from fcjax.audit.rules.exchange import Declared
 from fcjax.model.params import PARAMS, layer_path, leaf
 from fcjax.sharded import layout, operators, programs
+from fcjax.sharded.definition import Definition
 from fcjax.sharded.interval import Boundary, ShardedModel, boundaries, compatibility_all_gather
 from fcjax.sharded.operators import INTERVAL_CUTS
 from fcjax.sharded.ownership import STATE, Plan
@@ -58,7 +59,8 @@ def interval_contract(model: ShardedModel, batch: int, tokens: int, length: int)
     # The first results are named; the caches are other functions of the shards.
     sums = [flow.sum_of(name) for name in program.results]
     sums += [None] * (len(roles.results) - len(sums))
-    return Contract(roles, tuple(flow.expected), after, tuple(sums))
+    definition = Definition(model, batch, tokens, length)
+    return Contract(roles, tuple(flow.expected), after, tuple(sums), definition)
 
 
 def sizes(module: Module, model: ShardedModel) -> tuple[int, int, int]:

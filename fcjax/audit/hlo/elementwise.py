@@ -11,7 +11,9 @@ import numpy as np
 from fcjax.audit.hlo.graph import Instruction
 from fcjax.audit.hlo.proto import Unauditable
 
-FLOATS = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
+FLOATS = {
+    "f64": np.float64, "f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16,
+}  # fmt: skip
 _INTS = {
     "pred": np.bool_, "s8": np.int8, "s16": np.int16, "s32": np.int32, "s64": np.int64,
     "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
@@ -30,7 +32,7 @@ class Types:
     real: frozenset[str] = frozenset({"f32"})
 
     def of(self, dtype: str) -> np.dtype:
-        """Unauditable for a type whose low bits float64 would hide, or that numpy does not have."""
+        """Unauditable for a type that is not known."""
         if dtype in FLOATS:
             return np.dtype(np.float64 if dtype in self.real else FLOATS[dtype])
         if dtype not in _INTS:

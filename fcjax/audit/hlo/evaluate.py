@@ -118,8 +118,7 @@ class _Node:
             elif i.opcode in _CALLS:
                 value = yield from _CALLS[i.opcode](self, i, operands)
             else:
-                with np.errstate(all="ignore"):
-                    value = self._local(i, operands)
+                value = self._checked(i, operands)
             values[i] = value
         return values[computation.root]
 
@@ -160,6 +159,16 @@ class _Node:
         except StopIteration as done:
             return done.value
         raise Unauditable(f"{i.name}: expected no collective in a fusion")
+
+    def _checked(self, i: Instruction, operands):
+        """What XLA's parser lets through need not fit: no text may end in another error."""
+        try:
+            with np.errstate(all="ignore"):
+                return self._local(i, operands)
+        except Unauditable:
+            raise
+        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
+            raise Unauditable(f"{i.name}: expected operands that fit, got {e!r}") from e
 
     def _local(self, i: Instruction, operands):
         match i.opcode:

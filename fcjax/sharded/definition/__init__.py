@@ -8,28 +8,41 @@ Padding is treated as any other coordinate: it is random where it comes in, and 
 zero padding to zero padding.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from fcjax.audit.draws import Draws
 from fcjax.audit.identity import Nodes, Result, Transfer
+from fcjax.model.config import ModelConfig
 from fcjax.sharded.definition import functions
 from fcjax.sharded.definition.choice import Choice
-from fcjax.sharded.interval import boundaries
+from fcjax.sharded.interval import ShardedModel, boundaries
+from fcjax.sharded.ownership import Plan
 
 
+@dataclasses.dataclass(frozen=True)
 class Definition:
     """The interval of a model, for B rows, T new tokens and caches of S slots.
 
     Attributes:
-      model: its plan, interval and sampling are read.
+      model: the model that the program is of.
       batch, tokens, length: B, T and S.
     """
 
-    def __init__(self, model, batch: int, tokens: int, length: int):
-        self.model, self.plan, self.cfg = model, model.plan, model.plan.cfg
-        self.batch, self.tokens, self.length = batch, tokens, length
+    model: ShardedModel
+    batch: int
+    tokens: int
+    length: int
+
+    @property
+    def plan(self) -> Plan:
+        return self.model.plan
+
+    @property
+    def cfg(self) -> ModelConfig:
+        return self.plan.cfg
 
     @property
     def nodes(self) -> int:

@@ -317,7 +317,7 @@ ONE = "HloModule m\nENTRY e {{ a = f32[3] parameter(0)\n ROOT b = {} }}"
         (GEMM.replace("CONFIG", CONFIG.replace("BETA", "1")), "plain product"),
         (GEMM.replace("CONFIG", "{}"), "plain product"),
         (GEMM.replace("__cublas$gemm", "puzzle").replace("CONFIG", "{}"), "known call, got puzzle"),
-        (ONE.format("f64[3] convert(a)"), "got f64"),
+        (ONE.format("f8e5m2[3] convert(a)"), "got f8e5m2"),
         (ONE.format("f32[3] erf(a)"), "a known operator, got erf"),
         (ONE.format("pred[3] compare(a, a), direction=LT, type=TOTALORDER"), "ordinary comparison"),
     ],
