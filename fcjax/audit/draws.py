@@ -37,10 +37,11 @@ class Draws:
       varied: whether scales vary from node to node, row to row and token to token, so that what is
         small beside one number is large beside another. If not they are all one, and what the
         program chooses by comparing numbers goes its usual way.
+      end: which end of each range of integers is drawn for certain, 0 or 1; None for neither.
     """
 
-    def __init__(self, rng: np.random.Generator, pool: Pool, varied: bool):
-        self._rng, self._pool, self.varied = rng, pool, varied
+    def __init__(self, rng: np.random.Generator, pool: Pool, varied: bool, end: int | None = None):
+        self._rng, self._pool, self.varied, self.end = rng, pool, varied, end
 
     def block(self, shape) -> np.ndarray:
         """A block of a weight: a view."""
@@ -66,7 +67,15 @@ class Draws:
         return self._rng.integers(low, high, shape).astype(dtype)
 
     def distinct(self, low: int, high: int, shape) -> np.ndarray:
-        """The same, all different where there are enough of them; int32."""
+        """The same, all different where there are enough of them; int32.
+
+        Programs go wrong at the ends of a range: one number is `low` in the first sample, and
+        `high` - 1 in the last.
+        """
         size = math.prod(np.atleast_1d(shape))
         values = self._rng.choice(high - low, size, replace=size > high - low)
+        if self.end is not None:
+            end = (high - low - 1) * self.end
+            place = self._rng.integers(size)
+            values[values == end], values[place] = values[place], end
         return (low + values).reshape(shape).astype(np.int32)

@@ -38,6 +38,7 @@ Nodes = list[np.ndarray]  # one array for each node
 TOLERANCE = 1e-12
 _NEAR = 2.0**-21  # how far a program may round the constants of the definition, relatively
 _MOST = 20  # violations in a report
+_SAMPLES = ((False, 0), (True, None), (True, 1))  # see `Draws`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,17 +91,17 @@ def check(
     module: Module,
     signature: Signature,
     definition: Definition,
-    samples: int = 2,
     seed: int | None = None,
 ) -> tuple[Violation, ...]:
     """Compare a program with its definition on random inputs.
+
+    Of its samples the first has one scale and goes the program's usual way; in the others scales
+    vary and what is handed is arbitrary. Positions and tokens lie anywhere, and at both ends.
 
     Args:
       module: the program.
       signature: roles of its parameters and results; its shapes are taken to fit (`entry`).
       definition: what it is to compute.
-      samples: how many inputs. The first has one scale and goes the program's usual way; in the
-        others scales vary and what is handed is arbitrary.
       seed: repeats a check; None draws one that no program can know.
 
     Raises:
@@ -114,8 +115,8 @@ def check(
     evaluator = Evaluator(module, Types(real=frozenset({"f32", *floats})))
     pool = Pool(rng, max(math.prod(role.shape) for role in signature.parameters))
     report = _Report(module, seed)
-    for sample in range(samples):
-        draws = Draws(rng, pool, varied=sample > 0)
+    for varied, end in _SAMPLES:
+        draws = Draws(rng, pool, varied, end)
         _compare(evaluator, signature, definition, draws, report)
     return tuple(report.violations.values())[:_MOST]
 

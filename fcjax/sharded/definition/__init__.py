@@ -117,13 +117,16 @@ class _Run:
 
     # Transfers
 
-    def _scatter(self, operator: str, operands: Nodes, axis: int, spread: int, calm=None):
+    def _scatter(
+        self, operator: str, operands: Nodes, axis: int, spread: int, calm=None, typed=False
+    ):
         """Node q receives run q of the sum: here fresh numbers in its place.
 
         Args:
           axis: the one that is dealt out.
           spread: leading axes along which the scale varies.
           calm: an index of what keeps its scale, since a function that is not linear reads it.
+          typed: whether the numbers are of f32, since their bits are compared.
         """
         shape = list(operands[0].shape)
         shape[axis] //= len(operands)
@@ -132,7 +135,7 @@ class _Run:
             x = self.draws.state(shape, spread)
             if calm is not None:
                 x[calm] = self.draws.state(x[calm].shape)
-            return x.astype(np.float32).astype(np.float64)  # of which the choice compares the bits
+            return x.astype(np.float32).astype(np.float64) if typed else x
 
         return (
             yield Transfer(operator, "reduce-scatter", operands, lambda got: [fresh() for _ in got])
@@ -215,7 +218,7 @@ class _Run:
         table = "embed" if self.cfg.tied else "head"
         each = zip(normed, self.values[table], strict=True)
         operands = [functions.project(x[:, 0], w.T) for x, w in each]
-        self.logits = yield from self._scatter(table, operands, 1, 1)
+        self.logits = yield from self._scatter(table, operands, 1, 1, typed=True)
 
     def _choose(self, layer: str):
         sampling, values = self.definition.model.sampling, self.values
