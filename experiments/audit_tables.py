@@ -35,7 +35,7 @@ def main(_):
     else:
         use_platform("cpu", 8)
         options = {}
-    failures = honest(options) + planted(options) + mutated(options)
+    failures = honest(options) + planted(options) + functions(options) + mutated(options)
     print(f"\n{failures} not as expected")
     return 1 if failures else 0
 
@@ -82,6 +82,33 @@ def planted(options) -> int:
     return ends["MISSED"]
 
 
+def functions(options) -> int:
+    """Programs that compute another function: planted ones, and mutants."""
+    from experiments.adversary import mutate_function
+    from experiments.adversary.planted_function import PLANTED_FUNCTION, N
+    from experiments.adversary.programs import interval
+
+    print(f"\n== Planted functions ({FLAGS.topology or 'cpu'}) ==")
+    if options.get("nodes", N) != N:
+        print(f"they are written for {N} nodes")
+        return 0
+    missed = 0
+    for name, (where, case) in PLANTED_FUNCTION.items():
+        try:
+            verdict = audit.audit_interval(*interval(**case | options))
+        except Exception as e:  # whatever this backend's compiler cannot do
+            print(f"{name:45} does not compile: {str(e).splitlines()[0][:60]}", flush=True)
+            continue
+        refused = "identity" if verdict.compared else "walk"
+        codes = ", ".join(dict.fromkeys(v.code for v in verdict.violations))
+        end = "MISSED" if verdict.ok else f"refused by the {refused}: {codes}"
+        print(f"{name:45} {where:32} {end}", flush=True)
+        missed += verdict.ok
+    text, contract = interval(**{"batch": 3} | options)
+    made = mutate_function.mutants(text, FLAGS.every)
+    return missed + _killed("function, one layer", made, contract)
+
+
 def mutated(options) -> int:
     from experiments.adversary.programs import SAMPLED, WHOLE
 
@@ -105,6 +132,16 @@ def _mutated(name: str, case: dict, options: dict, every: int) -> int:
         made = mutations.transfers(text, nodes, every)
     else:
         made = mutate_collectives.mutants(text, contract, every)
+    survived, flagged = _killed(name, made, contract), 0
+    count = 0
+    for _, _, changed in mutations.neutral(text, max(every // 10, 1)):
+        flagged, count = flagged + (not audit.audit_interval(changed, contract).ok), count + 1
+    print(f"{count} neutral changes, {flagged} flagged")
+    return survived + flagged
+
+
+def _killed(name: str, made, contract) -> int:
+    """Audit mutants and print a line for each kind; returns how many survive."""
     table = collections.defaultdict(collections.Counter)
     for kind, _, changed in made:
         try:
@@ -116,12 +153,8 @@ def _mutated(name: str, case: dict, options: dict, every: int) -> int:
         print(f"{kind:45} {', '.join(f'{n} {end}' for end, n in ends.items())}")
     total = sum(table.values(), collections.Counter())
     killed, count = total["caught"] + total["refused"], sum(total.values())
-    print(f"{count} mutants in {len(table)} kinds, kill rate {killed / count:.2%}")
-    flagged = count = 0
-    for _, _, changed in mutations.neutral(text, max(every // 10, 1)):
-        flagged, count = flagged + (not audit.audit_interval(changed, contract).ok), count + 1
-    print(f"{count} neutral changes, {flagged} flagged")
-    return total["SURVIVED"] + flagged
+    print(f"{name}: {count} mutants in {len(table)} kinds, kill rate {killed / count:.2%}")
+    return total["SURVIVED"]
 
 
 if __name__ == "__main__":
