@@ -50,7 +50,10 @@ def contract(a, b, left, right, left_batch=(), right_batch=()) -> np.ndarray:
     count, inner = math.prod(batch), math.prod(summed)
     a = a.transpose(*left_batch, *free_a, *left).reshape(count, -1, inner)
     b = b.transpose(*right_batch, *right, *free_b).reshape(count, inner, -1)
-    return (a @ b).reshape(shape)
+    if b.size < _LARGE:
+        return (a @ b).reshape(shape)
+    # numpy's product of stacks is half as fast as one product after the other.
+    return np.stack([x @ y for x, y in zip(a, b, strict=True)]).reshape(shape)
 
 
 @dataclasses.dataclass(frozen=True)
