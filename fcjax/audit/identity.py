@@ -95,8 +95,7 @@ def check(
 ) -> tuple[Violation, ...]:
     """Compare a program with its definition on random inputs.
 
-    Of its samples the first has one scale and goes the program's usual way; in the others scales
-    vary and what is handed is arbitrary. Positions and tokens lie anywhere, and at both ends.
+    The first sample has one scale and goes the program's usual way; in the others scales vary.
 
     Args:
       module: the program.
