@@ -7,7 +7,7 @@ identity test to find and not for the walk. Each yields (kind, place, text), as 
 import re
 from collections.abc import Iterator
 
-from experiments.adversary.entry_text import Line, behind, full_slice, lines, shape
+from experiments.adversary.entry_text import Line, after, full_slice, lines, shape
 
 Mutant = tuple[str, str, str]
 _FLOATS = ("f32", "bf16")
@@ -35,7 +35,7 @@ def values(text: str) -> Iterator[Mutant]:
         for kind, new in ways(v).items():
             if kind == "rounded to bf16" and "bf16" in floats:
                 continue  # which the program may do anywhere
-            changed = behind(text, v, new, "m.r")
+            changed = after(text, v, new, "m.r")
             head, tail = changed.split("%m.r = ")
             if "%m.r" in tail:  # something reads it
                 yield kind, v.name, changed
