@@ -4,14 +4,19 @@ import pytest
 
 from experiments.adversary.programs import HONEST, SAMPLED, TINY, WHOLE, honest
 from fcjax import audit
+from fcjax.audit import identity
 from fcjax.sharded.sampling import Sampling
 
 
 @pytest.mark.parametrize("name", HONEST)
 def test_honest(name):
     options = HONEST[name]
-    found = audit.audit_interval(*honest(**options))
-    assert found.ok, str(found)[:4000]
+    text, contract = honest(**options)
+    found = audit.audit_interval(text, contract)
+    assert found.ok and found.compared, str(found)[:4000]
+    if options.get("cfg", TINY).D == TINY.D:  # on other random inputs too
+        module = audit.parse(text)
+        assert not identity.check(module, contract.signature, contract.definition, seed=1)
     whole = options.get("depth", 1) is None
     depth = 2 if whole else options.get("depth", 1)
     end = 0 if whole and options.get("tokens", 1) > 1 else 1  # a prefill has no head

@@ -1,4 +1,4 @@
-"""The identity test: honest programs pass, and one that computes anything else is found."""
+"""The identity test finds what computes anything else; honest programs are in `test_honest`."""
 
 import collections
 import dataclasses
@@ -9,23 +9,14 @@ import pytest
 
 from experiments.adversary import mutate_function
 from experiments.adversary.planted_function import PLANTED_FUNCTION
-from experiments.adversary.programs import HONEST, QWEN3, TINY, WHOLE, honest, interval
+from experiments.adversary.programs import QWEN3, WHOLE, honest, interval
 from fcjax import audit
 from fcjax.audit import check, identity
 from fcjax.sharded.sampling import Sampling
 
-SMALL = [name for name, options in HONEST.items() if options.get("cfg", TINY).D == TINY.D]
-
 
 def identical(text, contract, seed=None):
     return identity.check(audit.parse(text), contract.signature, contract.definition, seed)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_honest_programs_are_what_is_defined(name):
-    text, contract = honest(**HONEST[name])
-    for seed in range(3):
-        assert not identical(text, contract, seed), seed
 
 
 @pytest.mark.parametrize("name", PLANTED_FUNCTION)
