@@ -122,7 +122,7 @@ def interval(nodes=2, *, batch=1, tokens=1, patches=(), **options):
             stack.enter_context(patch)
         program = programs.interval(layout.model, tokens)
         text = programs.compile(program, layout, *sizes).as_text()
-    return text, interval_contract(layout.model, *sizes)
+    return text, interval_contract(layout.model, *sizes, layout.dtype.name)
 
 
 def verdict(*args, **kwargs) -> audit.Verdict:

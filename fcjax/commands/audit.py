@@ -113,12 +113,15 @@ def audit_topology(cfg, interval, sampling) -> list[audit.Verdict]:
     text = aot.compile_interval(
         FLAGS.topology, cfg, interval, dtype=FLAGS.dtype, sampling=sampling, **sizes
     )
-    verdict = audit.audit_interval(text, contract.interval_contract(model, *sizes.values()))
+    allowed = contract.interval_contract(model, *sizes.values(), FLAGS.dtype)
+    verdict = audit.audit_interval(text, allowed)
     words = described(model, sizes.values())
     print(verdict.text(f"{FLAGS.topology} in {FLAGS.dtype}, {words}, compile-only audit"))
     print("\nThis audit is compile-only: no such GPUs were there, and the program was not run.")
     if FLAGS.workdir:
-        path = certificate.write(FLAGS.workdir, verdict, model, **sizes, compile_only=True)
+        path = certificate.write(
+            FLAGS.workdir, verdict, model, **sizes, dtype=FLAGS.dtype, compile_only=True
+        )
         print(f"certificate: {path}")
     return [verdict]
 

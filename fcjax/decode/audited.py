@@ -61,7 +61,7 @@ class Programs:
                 for p in programs.of_pass(self.model, tokens)
             ]
             (inside,) = (executable for p, executable in compiled if p.name == "interval")
-            contract = interval_contract(self.model, *sizes)
+            contract = interval_contract(self.model, *sizes, self.layout.dtype.name)
             self.audits[tokens] = audit.audit_compiled(inside, contract)
             self._compiled[tokens] = compiled
         return self.audits[tokens]

@@ -19,7 +19,6 @@ import jaxlib.version
 
 from fcjax import files
 from fcjax.audit.check import audit_interval
-from fcjax.audit.contract import Contract
 from fcjax.audit.hlo import guard
 from fcjax.audit.verdict import Verdict
 from fcjax.model.config import ModelConfig
@@ -43,6 +42,7 @@ def write(
     batch: int,
     tokens: int,
     length: int,
+    dtype: str,
     weights: str | None = None,
     compile_only: bool = False,
     platform_version: str = "",
@@ -53,7 +53,7 @@ def write(
       folder: an existing folder.
       verdict: of the interval's program.
       model: the model that it was compiled for.
-      batch, tokens, length: the sizes that it was compiled for.
+      batch, tokens, length, dtype: the sizes and the type that it was compiled for.
       weights: sha256 of the manifest of the weights that it ran with, if it ran.
       compile_only: it was compiled for devices that are not there.
       platform_version: of the backend that compiled it.
@@ -71,6 +71,7 @@ def write(
         "interval": dataclasses.asdict(model.interval),
         "sampling": dataclasses.asdict(model.sampling),
         "sizes": {"batch": batch, "tokens": tokens, "length": length},
+        "dtype": dtype,
         "plan": model.plan.describe(),
         "weights": weights,
         "environment": environment() | {"platform_version": platform_version},
@@ -124,7 +125,8 @@ def verify(path) -> Verdict:
         Interval(**content["interval"]),
         Sampling(**content["sampling"]),
     )
-    contract: Contract = interval_contract(model, **content["sizes"])
+    # Certificates of before did not say the type.
+    contract = interval_contract(model, **content["sizes"], dtype=content.get("dtype"))
     verdict = audit_interval(guard.check(program.decode()), contract)
     if _facts(files.plain(verdict.to_json())) != _facts(content["verdict"]):
         raise ValueError(f"verdict: expected the one in the certificate, got {verdict} ({path})")

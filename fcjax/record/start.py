@@ -124,6 +124,7 @@ class Start:
         certificate.write(
             beside, verdict, self.model,
             batch=self.job.batch, tokens=tokens, length=self.programs.slots,
+            dtype=self.job.dtype,
             weights=self.job.weights_sha256,
             platform_version=jax.devices()[0].client.platform_version,
         )  # fmt: skip

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import math
 
+import jax.numpy as jnp
+
 from fcjax.audit.contract import (
     Contract,
     Expected,
@@ -33,13 +35,23 @@ from fcjax.sharded.operators import INTERVAL_CUTS
 from fcjax.sharded.ownership import STATE, Plan
 
 _ROLES = {layout.PUBLIC: Public, layout.SHARD: State, layout.COMPLETE: Complete}
-_DTYPES = {"float32": "f32", "int32": "s32"}  # of exchanges, as HLO names them
+_HLO = {  # names of types in HLO
+    "float32": "f32", "bfloat16": "bf16", "float16": "f16",
+    "int32": "s32", "uint32": "u32", "bool": "pred",
+}  # fmt: skip
 
 
-def interval_contract(model: ShardedModel, batch: int, tokens: int, length: int) -> Contract:
-    """The contract of `programs.interval` for B rows, T new tokens and caches of S slots."""
+def interval_contract(
+    model: ShardedModel, batch: int, tokens: int, length: int, dtype: str | None = None
+) -> Contract:
+    """The contract of `programs.interval` for B rows, T new tokens and caches of S slots.
+
+    Args:
+      dtype: of weights, state and caches, for example "bfloat16"; None for whatever is no wider
+        than float32.
+    """
     plan, program = model.plan, programs.interval(model, tokens)
-    sizes = _Sizes(plan, {"B": batch, "T": tokens, "S": length})
+    sizes = _Sizes(plan, {"B": batch, "T": tokens, "S": length}, _HLO[dtype] if dtype else "")
     flow = ExpectedFlow(plan, boundaries(model, batch, tokens))
     after = None
     if not model.whole:
@@ -168,7 +180,7 @@ class ExpectedFlow:
         earlier = [x.exchange.found for x in self.expected if isinstance(x, ExpectedExchange)]
         last = moved is self._last_choice
         reads |= frozenset(earlier)
-        declared = Declared(len(earlier), e.name, e.combine, _DTYPES[e.dtype], sent, reads, last)
+        declared = Declared(len(earlier), e.name, e.combine, _HLO[e.dtype], sent, reads, last)
         self._chosen = (e.name,)
         return ExpectedExchange(e.name, sent, received, reads, exchange=declared)
 
@@ -184,30 +196,33 @@ class _Sizes:
 
     plan: Plan
     free: dict[str, int]  # B, T and S
+    real: str  # the type of weights, state and caches; "" for any
 
     def value(self, name: str, end: int) -> Tensor:
         """One of `layout.VALUES`; `end` is the layer whose q, k, v end the interval."""
         value = layout.VALUES[name]
-        kind = _ROLES[value.kind]
+        kind, dtype = _ROLES[value.kind], self.real
+        if value.dtype is not None:
+            dtype = _HLO[jnp.dtype(value.dtype).name]
         if value.kind == layout.COMPLETE:  # without padding
             sizes = [self.free.get(d) or self.plan.cfg.size(d) for d in value.dims]
             called = name.replace("_", " ")
-            return tensor(kind, called, value.dims, sizes)
+            return tensor(kind, called, value.dims, sizes, dtype=dtype)
         called = name
         if len(value.state) > 1:
             called = layer_path(end, ", ".join(value.state))
-        return self._role(kind, called, value.dims, value.split)
+        return self._role(kind, called, value.dims, value.split, dtype)
 
     def state(self, name: str, called: str) -> Tensor:
-        return self._role(State, called, STATE[name], self.plan.state_split(name).dim)
+        return self._role(State, called, STATE[name], self.plan.state_split(name).dim, self.real)
 
     def weight(self, path: str) -> Tensor:
         name = leaf(path)
         kind = Table if name == operators.EMBED.table else Weight
-        return self._role(kind, path, PARAMS[name].dims, INTERVAL_CUTS[name].dim)
+        return self._role(kind, path, PARAMS[name].dims, INTERVAL_CUTS[name].dim, self.real)
 
-    def _role(self, kind: type[Tensor], name: str, dims, cut: str | None) -> Tensor:
-        return tensor(kind, name, dims, [self._size(d, cut) for d in dims], cut)
+    def _role(self, kind: type[Tensor], name: str, dims, cut: str | None, dtype: str) -> Tensor:
+        return tensor(kind, name, dims, [self._size(d, cut) for d in dims], cut, dtype)
 
     def _size(self, dim: str, cut: str | None) -> int:
         if dim in self.free:

@@ -1,5 +1,6 @@
 """Honest programs pass, and their collectives are those of the operator table."""
 
+import jax.numpy as jnp
 import pytest
 
 from experiments.adversary.programs import HONEST, SAMPLED, TINY, WHOLE, honest
@@ -52,3 +53,9 @@ def test_the_exchanges_are_listed_by_name():
     chosen = found.before[-1]
     assert (chosen.kind, chosen.sent, chosen.dtype) == ("all-reduce", 1, "s32")
     assert "best value (18)" in chosen.reads and "embed" in chosen.reads
+
+
+def test_a_program_in_another_type_is_another():
+    narrow, wide = honest(dtype=jnp.bfloat16), honest()
+    for text, contract in ((narrow[0], wide[1]), (wide[0], narrow[1])):
+        assert {v.code for v in audit.audit_interval(text, contract).violations} == {"wrong-type"}

@@ -14,7 +14,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificate")
     model = ShardedModel(Plan(TINY, 3), Interval(0, 1))
     verdict = audit.audit_interval(*honest(nodes=3, batch=2))
-    certificate.write(folder, verdict, model, batch=2, tokens=1, length=LENGTH)
+    certificate.write(folder, verdict, model, batch=2, tokens=1, length=LENGTH, dtype="float32")
     return folder
 
 
@@ -44,7 +44,7 @@ def test_the_whole_model_with_its_sampling(tmp_path):
     verdict = audit.audit_interval(*honest(**options))
     options.pop("batch")
     model = interval_model(**options).model
-    certificate.write(tmp_path, verdict, model, batch=3, tokens=1, length=LENGTH)
+    certificate.write(tmp_path, verdict, model, batch=3, tokens=1, length=LENGTH, dtype="float32")
     found = certificate.verify(tmp_path)
     assert found.ok and len(found.before) == len(verdict.before) == 2 * 6 + 2 + 20
 
@@ -52,6 +52,6 @@ def test_the_whole_model_with_its_sampling(tmp_path):
 def test_another_sampling_is_another_contract(tmp_path):
     verdict = audit.audit_interval(*honest(**WHOLE, sampling=SAMPLED))
     greedy = interval_model(2, **WHOLE).model
-    certificate.write(tmp_path, verdict, greedy, batch=1, tokens=1, length=LENGTH)
+    certificate.write(tmp_path, verdict, greedy, batch=1, tokens=1, length=LENGTH, dtype="float32")
     with pytest.raises(ValueError, match="verdict: expected"):
         certificate.verify(tmp_path)
