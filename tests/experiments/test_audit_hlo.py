@@ -139,7 +139,7 @@ def test_a_folder_that_xla_dumped(tmp_path):
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
     done = run(f"--hlo={tmp_path}", "--layer=1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "B 2, T 1, S 9" in done.stdout and done.stdout.count("clean") == 1
+    assert "B 2, T 1, S 9" in done.stdout and done.stdout.count("clean: ") == 1
 
 
 def test_a_dump_of_the_whole_model(tmp_path):
@@ -159,7 +159,7 @@ def test_a_dump_of_the_whole_model(tmp_path):
     done = run(f"--hlo={tmp_path}", "--depth=all", "--temperature=0.7", "--top_k=5")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "B 2, T 1, S 9" in done.stdout and "B 2, T 3, S 9" in done.stdout
-    assert done.stdout.count("clean") == 2 and "top-k count" in done.stdout
+    assert done.stdout.count("clean: ") == 2 and "top-k count" in done.stdout
     other = run(f"--hlo={tmp_path}", "--depth=all")  # greedy: a seed too many
     assert other.returncode == 2 and "another program" in other.stderr
 
