@@ -1,13 +1,15 @@
 """Small recorded runs for the tests of the evidence."""
 
 import hashlib
+import itertools
 import json
 import pathlib
 import shutil
+from unittest import mock
 
 from fcjax import cold_starts, manifest, report
 from fcjax.model import checkpoint
-from fcjax.record import baseline, reader
+from fcjax.record import baseline, observed, reader
 from fcjax.record.job import Job
 from fcjax.record.start import Start
 from fcjax.sharded.interval import Interval
@@ -62,8 +64,21 @@ def job(model, ids=((3, 4, 5), (7, 8)), steps=3, **changes) -> Job:
     return Job(**fields | changes)
 
 
-def record(folder, run: Job, failed: int | None = None) -> pathlib.Path:
-    """Run it in this process; `failed` is a start before which an attempt is cut off."""
+def record(folder, run: Job, failed: int | None = None, draws=None) -> pathlib.Path:
+    """Run it in this process.
+
+    Args:
+      folder: a new one.
+      run: the job.
+      failed: a start before which an attempt is cut off.
+      draws: for each pass the byte by which it is traced or not; by default none is but the last.
+    """
+    draws = itertools.repeat(255) if draws is None else iter(draws)
+    with mock.patch.object(observed, "draw", lambda: next(draws)):
+        return _record(folder, run, failed)
+
+
+def _record(folder, run: Job, failed: int | None) -> pathlib.Path:
     folder = cold_starts.create(folder, run)
     for index in range(run.cold_starts):
         if index == failed:

@@ -1,17 +1,18 @@
-"""What really ran: the collectives in a profiler trace, against those of the audited program.
+"""What really ran: the programs in a profiler trace, against those that were handed out.
 
 On CPU, XLA's profiler leaves one event for each executed instruction and device, with the names of
 the instruction and of its module (`hlo_op`, `hlo_module`), the execution (`run_id`) and the device
-(`device_ordinal`). So "the program that ran is the one that was audited" can be checked by name and
-by count: in each execution each device must have run each collective of the program once, and no
-other.
+(`device_ordinal`), and one for each execution on a device, also of a program that has nothing to
+execute. So "the program that ran is the one that was audited" can be checked by name and by count:
+in each execution each device must have run each collective of the program once, and no other. And
+what ran besides is seen: another program, and a copy from one device's memory to another's.
 """
 
 import collections
 import dataclasses
 import pathlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import jax
 
@@ -19,6 +20,10 @@ from fcjax.audit.hlo.graph import Module, Unauditable
 from fcjax.audit.rules import traffic
 
 _STARTS = tuple(sorted(traffic.COLLECTIVES | traffic.TRANSFERS))
+# Names of events: a program is sent to one device; it runs there; a buffer goes to another place.
+_LAUNCH = "CommonPjRtLoadedExecutable::ExecutePrepare"
+_EXECUTION = "ThunkExecutor::Execute (wait for completion)"
+_COPY = "CopyToMemorySpace"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,33 +33,63 @@ class Execution:
     Attributes:
       run: the runtime's number of the execution, the same on all its devices.
       device: ordinal of the device.
+      module: name of the program; "" if it had nothing to execute.
       instructions: how often each instruction of the program ran.
     """
 
     run: int
     device: int
+    module: str
     instructions: dict[str, int]
 
 
-def executions(folder, module_name: str) -> list[Execution]:
-    """Executions of a program in the trace that ``jax.profiler.trace(folder)`` wrote.
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """All that ran while a trace was taken.
+
+    Attributes:
+      executions: of every program, on every device.
+      launches: how many executions were begun; more than there are if one had not ended.
+      copies: how many buffers were copied to another device, or to another memory of it.
+    """
+
+    executions: tuple[Execution, ...]
+    launches: int
+    copies: int
+
+    def of(self, module_name: str) -> list[Execution]:
+        """The executions of one program."""
+        return [e for e in self.executions if e.module == module_name]
+
+
+def read(folder) -> Trace:
+    """The trace that ``jax.profiler.trace(folder)`` wrote.
 
     Raises:
-      Unauditable: there is no trace, or no execution of this program in it.
+      Unauditable: there is none.
     """
     files = sorted(pathlib.Path(folder).rglob("*.xplane.pb"))
-    found: dict[tuple[int, int], collections.Counter] = {}
-    for stats in _stats(files):
-        if stats.get("hlo_module") == module_name and "hlo_op" in stats:
-            key = int(stats["run_id"]), int(stats["device_ordinal"])
-            found.setdefault(key, collections.Counter())[str(stats["hlo_op"])] += 1
-    if not found:
-        raise Unauditable(f"{folder}: expected executions of {module_name} in a trace, got none")
-    return [Execution(*key, dict(ops)) for key, ops in sorted(found.items())]
+    if not files:
+        raise Unauditable(f"{folder}: expected a trace of the profiler, got none")
+    ran: dict[tuple[int, int], collections.Counter] = {}
+    modules: dict[tuple[int, int], str] = {}
+    names: collections.Counter = collections.Counter()
+    for name, stats in _events(files):
+        names[name] += 1
+        if "hlo_op" not in stats and name != _EXECUTION:
+            continue
+        key = int(stats["run_id"]), int(stats["device_ordinal"])
+        ops = ran.setdefault(key, collections.Counter())
+        if "hlo_op" in stats:
+            ops[str(stats["hlo_op"])] += 1
+            modules[key] = str(stats["hlo_module"])
+    executions = (Execution(*key, modules.get(key, ""), dict(ops)) for key, ops in ran.items())
+    executions = sorted(executions, key=lambda e: (e.run, e.device))
+    return Trace(tuple(executions), names[_LAUNCH], names[_COPY])
 
 
-def _stats(files) -> Iterator[dict]:
-    """What the profiler says of each event."""
+def _events(files) -> Iterator[tuple[str, dict]]:
+    """Name of each event, and what the profiler says of it."""
     with warnings.catch_warnings():
         # jaxlib 0.12 makes its types when they are first used, and Python 3.12 warns of how; where
         # warnings are errors that ends the process.
@@ -62,7 +97,7 @@ def _stats(files) -> Iterator[dict]:
         for file in files:
             for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
                 for line in plane.lines:
-                    yield from (dict(event.stats) for event in line.events)
+                    yield from ((event.name, dict(event.stats)) for event in line.events)
 
 
 def planned(module: Module) -> list[str]:
@@ -83,7 +118,7 @@ def faults(module: Module, found: list[Execution], nodes: int, runs: int) -> lis
 
     Args:
       module: the audited program.
-      found: its executions.
+      found: the executions under its name.
       nodes: how many devices run it.
       runs: how often it was run while the trace was taken.
     """
@@ -107,3 +142,12 @@ def faults(module: Module, found: list[Execution], nodes: int, runs: int) -> lis
         if strange:
             out.append(f"{where}: ran {strange}, which the audited program does not have")
     return out
+
+
+def others(trace: Trace, known: Iterable[str]) -> dict[str, list[Execution]]:
+    """The executions of programs that are none of these, by the name of their module."""
+    known, strange = set(known), {}
+    for e in trace.executions:
+        if e.module not in known:
+            strange.setdefault(e.module, []).append(e)
+    return strange

@@ -25,7 +25,8 @@ from fcjax.sharded.layout import Layout
 from fcjax.sharded.ownership import Plan
 from fcjax.sharded.sampling import Sampling
 
-FORMATS = {"fcjax run 1": 1, "fcjax run 2": 2}  # and their versions; the last one is written
+# And their versions; the last one is written.
+FORMATS = {"fcjax run 1": 1, "fcjax run 2": 2, "fcjax run 3": 3}
 
 # The claim's limits, repeated wherever the evidence repeats the claim.
 LIMITS = (
@@ -78,7 +79,8 @@ class Job:
       compared: whether the unsharded reference runs beside it.
       baseline: what it is compared with (`baseline.difference`).
       chunk: tokens of a prefill pass.
-      version: of the record's format. Version 1 does not say by which code it was written.
+      version: of the record's format. Version 1 does not say by which code it was written, and
+        versions 1 and 2 not what ran in a pass besides the programs.
       code: hash of the code that wrote the record (`environment.code_sha256`); "" if not said.
 
     Raises:

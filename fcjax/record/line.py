@@ -11,9 +11,11 @@ import math
 FIELDS = tuple(
     """
     previous start attempt step position tokens_in tokens_out executable outside_the_claim public
-    caches live numbers parity copies_agree seconds traced faults passed recording_seconds ledger
+    caches live numbers parity copies_agree seconds traced ran faults passed recording_seconds
+    ledger
     """.split()
 )
+_SINCE = {"ran": 3}  # fields that earlier versions of the format do not have
 _CHAINED, _WRITTEN = "previous", "ledger"  # added by the chain; written once for many lines
 
 
@@ -28,9 +30,10 @@ def encode(fields: dict, ledger: str) -> str:
     return f'{json.dumps(fields, allow_nan=False)[:-1]}, "{_WRITTEN}": {ledger}}}'
 
 
-def fault(record: dict) -> str | None:
-    """Which fields are missing or too many, in words; None if none."""
-    missing, extra = (sorted(a) for a in (set(FIELDS) - record.keys(), record.keys() - set(FIELDS)))
+def fault(record: dict, version: int) -> str | None:
+    """Which fields are missing or too many in this version, in words; None if none."""
+    fields = {name for name in FIELDS if _SINCE.get(name, 1) <= version}
+    missing, extra = (sorted(a) for a in (fields - record.keys(), record.keys() - fields))
     if missing or extra:
         return f"expected the fields of a record, missing {missing}, not {extra}"
     return None

@@ -1,6 +1,7 @@
 """The record of one pass: what was looked at while it ran, and what is known of its program.
 
-Put a `Recorder` beside a decoder before its first pass, and call `record` after every pass.
+Put a `Recorder` beside a decoder before its first pass, run each pass inside `observer.passing`,
+and call `record` after it.
 """
 
 import json
@@ -13,12 +14,13 @@ import numpy as np
 from fcjax import files
 from fcjax.decode.decoder import Decoder
 from fcjax.decode.loop import Step
-from fcjax.record import ledger, line
+from fcjax.record import ledger, line, observed
 from fcjax.record.chain import Chain
 from fcjax.record.job import Job
 from fcjax.record.ledger import Ledger, Place
 from fcjax.record.line import finite
 from fcjax.record.live_arrays import Live
+from fcjax.record.observed import Observer
 from fcjax.record.transfers import restored
 from fcjax.sharded import layout
 
@@ -30,6 +32,7 @@ class Recorder:
 
     Attributes:
       chain: the file.
+      observer: of what runs in a pass.
       executables: by number of tokens, what ran: HLO hash and fingerprint.
       seconds: spent on recording so far.
     """
@@ -58,13 +61,15 @@ class Recorder:
         self._texts: dict[tuple, tuple[str, list[str]]] = {}
         self._addresses = None
         self._live = Live(decoder, oracle)
+        self.observer = Observer(job, programs, type(decoder.caches[0][0]))
         self._seen: dict = {}
         self._before = 0.0  # spent since the line before was begun
         decoder.watch = self._watch
 
     def _watch(self, when: str, values: dict[str, jax.Array]) -> None:
         start = time.perf_counter()
-        with jax.transfer_guard("allow"):  # looking into padding copies it to the host
+        # Looking into padding copies it to the host.
+        with jax.transfer_guard("allow"), self.observer.reads.declared():
             book = self._ledgers[values["tokens"].shape[1]]
             if when == "entry":
                 self._seen = {"live": {}, "found": {}}
@@ -74,8 +79,7 @@ class Recorder:
             self._seen["live"][when] = self._live.look(values)
         self._before += time.perf_counter() - start
 
-    def record(self, step: Step, shards: dict[str, np.ndarray], parity=None, agree=None,
-               traced=False) -> dict:  # fmt: skip
+    def record(self, step: Step, shards: dict[str, np.ndarray], parity=None, agree=None) -> dict:
         """Append the line of a pass; it is on disk when this returns.
 
         Args:
@@ -83,7 +87,6 @@ class Recorder:
           shards: its values on the host, as `Output.shards` gives them.
           parity: figures of the comparison with the reference, if there was one.
           agree: whether the complete copies equal the shards; None if there are none.
-          traced: whether the profiler ran.
 
         Returns:
           The line's content without the ledger.
@@ -110,7 +113,8 @@ class Recorder:
             "parity": parity and {name: finite(error) for name, error in parity.items()},
             "copies_agree": agree,
             "seconds": step.output.seconds,
-            "traced": traced,
+            "traced": self.observer.trace is not None,
+            "ran": self.observer.record(tokens),
         }
         fields["faults"] = faults + step_faults(fields, self._job)
         fields["passed"] = not fields["faults"]
@@ -215,7 +219,7 @@ def numbers(shards: dict[str, np.ndarray], rows: bool) -> dict:
 
 
 def step_faults(fields: dict, job: Job) -> list[str]:
-    """What is wrong in a pass besides its ledger, in words."""
+    """What is wrong in a pass besides its ledger, in words; `fields` of any version."""
     faults = [
         f"parity of {name}: expected at most {job.bound:.0e}, got {float(error):.1e}"
         for name, error in (fields["parity"] or {}).items()
@@ -231,7 +235,7 @@ def step_faults(fields: dict, job: Job) -> list[str]:
         faults.append("expected complete copies that equal the shards, got others")
     if fields["caches"]["moved"]:
         faults.append("expected caches that stay where they are, got other addresses")
-    return faults
+    return faults + (observed.faults(fields["ran"]) if "ran" in fields else [])
 
 
 def _address(shard) -> int:

@@ -8,7 +8,6 @@ import os
 import pathlib
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 
@@ -27,6 +26,7 @@ from fcjax.record import certificate, environment, ledger, reader, run_folder
 from fcjax.record.chain import Chain
 from fcjax.record.job import Job
 from fcjax.record.line import finite
+from fcjax.record.observed import Observer
 from fcjax.record.recorder import Recorder, describe_executable
 from fcjax.record.summary import of_steps, start_faults
 from fcjax.sharded import layout
@@ -153,11 +153,10 @@ class Start:
         Args:
           progress: called with the iterator of passes, returns it wrapped (a progress bar).
         """
-        traced: list[int] = []
         begun = time.perf_counter()
+        self._trace = None
         try:
-            passes = progress(self._passes(traced))
-            lines = [self._record(step, step.index in traced) for step in passes]
+            lines = [self._record(step) for step in progress(self._passes())]
         except BaseException:
             self.recorder.chain.abandon()
             raise
@@ -167,7 +166,7 @@ class Start:
         files.write_json(self.folder / run_folder.SUMMARY, self.summary)
         return self.summary
 
-    def _record(self, step: Step, traced: bool) -> dict:
+    def _record(self, step: Step) -> dict:
         """Compare one pass, and append its line."""
         shards = step.output.shards(self.job.cfg)
         figures = None
@@ -175,35 +174,29 @@ class Start:
             reference = self._oracle.step(step.tokens_in, step.pos)
             figures = parity.compare(self.job.cfg, shards, reference, step.own)
         agree = None if self.model.whole else step.output.copies_agree(shards)
-        line = self.recorder.record(step, shards, figures, agree, traced)
+        line = self.recorder.record(step, shards, figures, agree)
         # So that no complete value of this pass is left when the next one enters the interval.
         for name in layout.names(layout.COMPLETE):
             if name in step.output.values:
                 step.output.values[name].delete()
         return line
 
-    def _passes(self, traced: list[int]):
-        """The passes; the last one runs under the profiler, where that tells something."""
+    def _passes(self):
+        """The passes, each of them observed from before its entry until after its exit."""
         steps = decode(self._decoder, self.job.ids(self.index), self.job.steps, self.job.eos)
-        self._trace = None
-        with tempfile.TemporaryDirectory() as folder:
-            for number in range(-len(self.job.passes(self.index)), self.job.steps):
-                if number == self.job.steps - 1 and self.job.platform == "cpu":
-                    with jax.profiler.trace(folder):
-                        step = next(steps, None)
-                    if step is not None:
-                        traced.append(number)
-                        self._trace = self._read_trace(folder, number)
-                else:
-                    step = next(steps, None)
-                if step is None:
-                    return
-                yield step
+        for number in range(-len(self.job.passes(self.index)), self.job.steps):
+            with self.recorder.observer.passing(number):
+                step = next(steps, None)
+            if step is None:
+                return
+            if number == self.job.steps - 1 and self.recorder.observer.trace is not None:
+                self._trace = self._collectives(self.recorder.observer, number)
+            yield step
 
-    def _read_trace(self, folder, step: int) -> dict:
-        """Which collectives really ran on which device."""
-        module = audit.parse(self.programs.audits[1].hlo)
-        events = trace.executions(folder, module.name)
+    def _collectives(self, observer: Observer, step: int) -> dict:
+        """Which collectives really ran on which device in the last step."""
+        module = observer.modules(1)["interval"]
+        events = observer.trace.of(module.name)
         planned = set(trace.planned(module))
         return {
             "step": step,

@@ -45,6 +45,7 @@ def _checks(run: Run):
     yield _parity(run)
     yield _cache_parity(run, starts)
     yield _trace(starts)
+    yield _ran(starts, passes)
     processes = {
         (s.environment["process"]["pid"], s.environment["process"]["started"])
         for s in [*starts, *run.failed]
@@ -192,6 +193,20 @@ def _cache_parity(run: Run, starts) -> Check:
         text += "; padding all zero" if padding else "; padding not zero"
     good = padding and all(x <= run.job["bound"] for x in worst)
     return "The KV caches agree with the reference's", text, good if worst or not padding else None
+
+
+def _ran(starts, passes) -> Check:
+    seen = sum(s.observed for s in starts)
+    if not seen:
+        text = "records of this format do not say" if passes else "no pass"
+        return "Nothing else ran in a pass, and the host read no state", text, None
+    traced, strange = sum(p.traced for p in passes), sum(s.strange for s in starts)
+    return (
+        "Nothing else ran in a pass, and the host read no state",
+        f"{strange:,} of {many(seen, 'pass')} with another program, copy or read; the host's reads"
+        f" were noted in all, the programs by the profiler in {traced:,}, drawn at random",
+        strange == 0 if traced else None,
+    )
 
 
 def _trace(starts) -> Check:

@@ -8,7 +8,7 @@ import dataclasses
 import pathlib
 
 from fcjax import files
-from fcjax.record import run_folder
+from fcjax.record import observed, run_folder
 from fcjax.record.line import Pass
 from fcjax.record.reader import MALFORMED, Figures, read_lines
 
@@ -53,6 +53,8 @@ class RecordedStart(Figures):
       other_ledgers: decode steps whose ledger is another than that one's.
       live: by moment, by class: the largest (arrays, bytes) of all passes; "unaccounted" as well.
       public: number of decode steps whose token became public.
+      observed: passes of which the record says what ran; `strange`: those of them in which
+        something ran or was read that should not have been.
       last_line: hash of the last line.
       faults: what is wrong with the files, in words.
     """
@@ -74,7 +76,7 @@ class RecordedStart(Figures):
                 self.certificates[int(audit.name[7:])] = certificate
         self.owners, self.shown, self.other_ledgers = Owners(), None, 0
         self.live: dict[str, dict[str, tuple[int, int]]] = {"entry": {}, "exit": {}}
-        self.public = 0
+        self.public = self.observed = self.strange = 0
         self.last_line = first
         if (folder / run_folder.STEPS).exists():
             self._read_steps()
@@ -144,6 +146,9 @@ class RecordedStart(Figures):
                     len(value), 0
                 )  # fmt: skip
                 self.live[when][kind] = max(size, self.live[when].get(kind, (0, 0)))
+        if "ran" in record:
+            self.observed += 1
+            self.strange += bool(observed.faults(record["ran"]))
         if done.step >= 0:
             self.public += record["public"] is not None
             if self.shown is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fcjax.files import plain
 from fcjax.model.params import param_shapes
-from fcjax.record import ledger, reader, run_folder
+from fcjax.record import host_reads, ledger, observed, reader, run_folder
 from fcjax.record import line as line_schema
 from fcjax.record.job import Job
 from fcjax.record.ledger import Ledger
@@ -48,7 +48,7 @@ class Lines:
             if read.record is None:
                 continue
             record = read.record | {"line": read.number}
-            wrong = line_schema.fault(read.record)
+            wrong = line_schema.fault(read.record, job.version)
             if wrong:
                 faults.add(self._where(record), wrong)
             else:
@@ -119,7 +119,7 @@ class Lines:
         self._caches(line, where)
         self._live(line, where)
         self._numbers(line, where, step)
-        expect("traced", step == job.steps - 1 and job.platform == "cpu")
+        self._ran(line, expect, where, step, tokens)
         wrong = ledger.faults(line["ledger"]) + step_faults(line, job)
         expect("faults", wrong)
         expect("passed", not wrong)
@@ -149,6 +149,33 @@ class Lines:
         if not right or not all(0 <= row[0] < size for row in out):
             self.faults.add(where, f"field tokens_out: expected ids below {size}, got {out}")
         return right
+
+    def _ran(self, line, expect, where: str, step: int, tokens: int) -> None:
+        """A draw for each pass, and nothing but the programs that were handed out in the traced."""
+        job = self.job
+        if job.version < 3:
+            expect("traced", step == job.steps - 1 and job.platform == "cpu")
+            return
+        ran, drawn = line["ran"], line["ran"]["drawn"]
+        if type(drawn) is not (int if job.platform == "cpu" else type(None)) or (
+            drawn is not None and not 0 <= drawn < 256
+        ):
+            self.faults.add(where, f"field ran.drawn: expected a byte, got {drawn}")
+            return
+        traced = observed.is_traced(job, step, drawn)
+        expect("traced", traced)
+        right = {
+            "programs": observed.expected_programs(job, tokens) if traced else None,
+            "unfinished": 0 if traced else None,
+            "copies": 0 if traced else None,
+        }
+        self.faults.expect(where, {"ran": right | {"drawn": drawn}},
+                           {"ran": {n: x for n, x in ran.items() if n != "to_host"}})  # fmt: skip
+        for row in ran["to_host"]:
+            public = host_reads.is_public(row["dtype"], row["shape"], job.batch * job.chunk)
+            kind = host_reads.PUBLIC if public else host_reads.OBSERVATION
+            if row["as"] != kind or not (type(row["times"]) is int and row["times"] > 0):
+                self.faults.add(where, f"field ran.to_host: expected a read as {kind}, got {row}")
 
     def _end(self, prefill: int) -> None:
         """Enough steps, unless every row had ended."""

@@ -47,7 +47,7 @@ def traced(request, tmp_path_factory):
             *_, caches = compiled(params, caches, *arguments)
             jax.block_until_ready(caches)
     module = audit.parse(compiled.as_text())
-    return folder, module, trace.executions(folder, module.name), kinds
+    return trace.read(folder), module, trace.read(folder).of(module.name), kinds
 
 
 def test_each_device_ran_each_collective_once_a_step(traced):
@@ -74,8 +74,34 @@ def test_another_execution_is_noticed(traced):
     assert len(trace.faults(module, found, N, STEPS + 1)) == 1
 
 
+def test_nothing_else_is_in_the_trace(traced):
+    seen, module, found, _ = traced
+    assert trace.others(seen, [module.name]) == {}
+    assert (seen.launches, seen.copies) == (N * STEPS, 0)
+    # The name of another program, and that of none.
+    assert trace.others(seen, ["jit_other"]) == {module.name: found}
+    unnamed = dataclasses.replace(found[0], module="", instructions={})
+    assert trace.others(trace.Trace((unnamed,), 1, 0), [module.name]) == {"": [unnamed]}
+
+
+def test_a_program_that_executes_nothing_and_one_on_one_device_are_seen(tmp_path):
+    """Both are launched, though the first has no instruction that would leave an event."""
+    kinds = {"nothing": jax.jit(lambda x: x, donate_argnums=0), "sin": jax.jit(jnp.sin)}
+    modules = {}
+    for name, program in kinds.items():
+        x = jnp.ones(3, device=jax.devices()[1])
+        compiled = program.lower(x).compile()
+        with jax.profiler.trace(tmp_path / name):
+            jax.block_until_ready(compiled(x))
+        seen = trace.read(tmp_path / name)
+        (modules[name],) = [e.module for e in seen.executions]
+        assert seen.executions[0].device == seen.launches == 1
+    assert modules == {"nothing": "", "sin": "jit_sin"}
+
+
 def test_a_trace_without_the_program(traced, tmp_path):
+    assert trace.faults(traced[1], traced[0].of("jit_other"), N, STEPS) == [
+        f"expected {STEPS} executions of {traced[1].name}, got 0"
+    ]
     with pytest.raises(audit.Unauditable, match="got none"):
-        trace.executions(traced[0], "jit_other")
-    with pytest.raises(audit.Unauditable, match="got none"):
-        trace.executions(tmp_path, traced[1].name)
+        trace.read(tmp_path)

@@ -17,18 +17,25 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture
-def old(tmp_path):
-    """The runs of format 1, in folders of their own."""
-    with tarfile.open(OLD / "format_1.tar.xz") as archive:
+def version():
+    """Of the format, where a test does not say otherwise."""
+    return 1
+
+
+@pytest.fixture
+def old(tmp_path, version):
+    """The runs of a format, in folders of their own."""
+    with tarfile.open(OLD / f"format_{version}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("run", ["layer", "whole"])
-def test_it_verifies_with_its_version_said(old, run):
+def test_it_verifies_with_its_version_said(old, version, run):
     check = Verification(old / run)
     assert check.check() == []
-    assert check.job.version == 1 and check.writers == {"0.1.0"}
+    assert check.job.version == version and check.writers == {"0.1.0"}
     # Another version's words and page are not held against this one's.
     assert check.notes == [
         "report.html was made by other code than this: only its hash in manifest.json was checked"
@@ -36,7 +43,7 @@ def test_it_verifies_with_its_version_said(old, run):
     command = [sys.executable, "-m", "experiments.verify", str(old / run)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    assert "record: format 1, written by fcjax 0.1.0" in done.stdout
+    assert f"record: format {version}, written by fcjax 0.1.0" in done.stdout
 
 
 def test_its_steps_are_computed_again(old):
@@ -67,6 +74,7 @@ TAMPERED = {
         replace("run.json", b'"nodes": 3,\n "interval"', b'"nodes": 2,\n "interval"'),
         "run.json: field",
     ),
+    "what ran": (replace(STEPS, b'"traced": false', b'"traced": false, "ran": {}'), "fields"),
     "no limits": (replace("run.json", b'"limits": [', b'"limits": ["", '), "field limits"),
     "a verdict": (
         replace("start_0/audit_T1/certificate.json", b'"sent": 1026', b'"sent": 1025'),
