@@ -24,7 +24,7 @@ from fcjax.record.host_reads import HostReads
 from fcjax.record.job import Job
 from fcjax.sharded import programs as programs_of
 
-TRACED_BELOW = 16  # of 256: about every sixteenth pass
+TRACED_BELOW = 8  # of 256: about every thirty-second pass, as a trace costs several steps
 
 
 def draw() -> int:

@@ -313,6 +313,39 @@ EDITS = {
         "line 3: field numbers.logits: expected finite numbers",
     ),
     "traced": (line(2, traced=True), "line 3: field traced: expected False, got True"),
+    "drawn, not traced": (
+        inside(2, "ran", "drawn", value=0), "line 3: field traced: expected True, got False",
+    ),
+    "drawn from more": (inside(2, "ran", "drawn", value=256), "line 3: field ran.drawn"),
+    "another program": (
+        lambda lines: lines[3]["ran"]["programs"].append(
+            {"program": None, "module": "jit_f", "runs": 1, "devices": [0], "faults": []}
+        ),
+        "line 4: field ran.programs",
+    ),
+    "a program less": (lambda lines: lines[3]["ran"]["programs"].pop(), "line 4: field ran.progr"),
+    "run twice": (
+        inside(3, "ran", "programs", 1, "runs", value=2),
+        "line 4: field ran.programs[1].runs: expected 1, got 2",
+    ),
+    "left running": (inside(3, "ran", "unfinished", value=1), "line 4: field ran.unfinished"),
+    "copied": (inside(3, "ran", "copies", value=1), "line 4: field ran.copies: expected 0, got 1"),
+    "programs without a trace": (
+        inside(2, "ran", "programs", value=[]), "line 3: field ran.programs: expected None",
+    ),
+    "state read as public": (
+        lambda lines: lines[2]["ran"]["to_host"].append(
+            {"as": "public", "dtype": "float32", "shape": [1, 1, 46], "times": 1}
+        ),
+        "line 3: field ran.to_host: expected a read as observation",
+    ),
+    "undeclared read, no fault": (
+        lambda lines: lines[2]["ran"]["to_host"].append(
+            {"as": "undeclared", "dtype": "float32", "shape": [1, 1, 46], "times": 1}
+        ),
+        "line 3: field faults",
+    ),
+    "nothing of what ran": (lambda lines: lines[2].pop("ran"), "line 3: expected the fields of a"),
     "missing field": (drop_field, "line 3: expected the fields of a record, missing ['copies_ag"),
     "extra field": (line(2, more=1), "line 3: expected the fields of a record"),
     "field of another kind": (line(2, live=3), "line 3: expected the record of a pass"),
