@@ -119,7 +119,7 @@ class StartCheck:
             "weights": job.weights_sha256,
             "kind": "the program that ran",
         }
-        if job.version > 1:  # earlier certificates did not say the type
+        if job.version > 2 or "dtype" in content:  # earlier certificates did not say the type
             expected["dtype"] = job.dtype
         self.faults.expect(where, expected, {n: content.get(n) for n in expected})
         ran = there["executables"][str(tokens)]
