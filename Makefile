@@ -35,8 +35,10 @@ test-newest: .venv-3.12/installed
 test-report: $(VENV)/installed
 	$(BIN)/python -m pytest tests/report/browser_pages.py
 
+# There is no formatter; the rules for whitespace are in ruff's preview.
 lint: $(VENV)/installed
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/ruff check --preview --select E1,E2,E3 .
 
 # Compiles the interval for GPUs that are not here, and audits it. In an environment of its own, as
 # a CUDA plugin without a driver fills every other program's output with warnings.

@@ -93,7 +93,7 @@ def keep_failure(
             "torn_line": torn,
             "noted": time.time(),
             "output": output[-_TAIL:],
-        })  # fmt: skip
+        })
     kept = reader.failed_folder(folder, index, attempt)
     start.rename(kept)
     files.sync_folder(folder)

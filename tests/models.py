@@ -25,7 +25,7 @@ LLAMA = ModelConfig(L=3, D=60, K=3, G=2, H=10, F=58, V=67, tied=True, qkv_bias=F
 # Qwen3's: heads of q and k are normalised, and their size is not D over their number.
 QWEN3 = ModelConfig(
     L=3, D=46, K=3, G=2, H=10, F=58, V=67, tied=True, qkv_bias=False, qk_norm=True, **_COMMON
-)  # fmt: skip
+)
 ALL = {"qwen3": QWEN3, "llama": LLAMA, "mha": MHA, "gqa": GQA, "three": THREE, "untied": UNTIED}
 
 TYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}

@@ -38,7 +38,7 @@ def program(name, *arguments, limit=None):
     return subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def ended(process) -> tuple[int, str, str]:

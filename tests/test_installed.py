@@ -45,7 +45,7 @@ def fcjax(installed, tmp_path):
         return subprocess.run(
             [installed, *map(str, arguments)],
             cwd=tmp_path, env=environment, capture_output=True, text=True,
-        )  # fmt: skip
+        )
 
     return run
 

@@ -84,7 +84,7 @@ def test_missing_manifest_where_one_is_required(folder):
     "content",
     [b"", b"{", b"\xff", b"[]", b'{"config.json": 3}', b'{"config.json": {"size": 2}}',
      b'{"config.json": {"size": 2, "sha256": 5}}'],
-)  # fmt: skip
+)
 def test_unreadable_manifest(folder, content):
     (folder / "manifest.json").write_bytes(content)
     refusal(folder)

@@ -19,7 +19,7 @@ def convert(gguf_path, out) -> str:
     return hf_dir.write(
         out, model.cfg, model.tensors(), token_ids=ids,
         files=files | {"README.md": _readme(model)},
-    )  # fmt: skip
+    )
 
 
 def find_in_package(package: str) -> pathlib.Path:

@@ -99,7 +99,7 @@ def read_config(meta: Meta, tied: bool) -> ModelConfig:
         "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon",
         "attention.key_length", "attention.value_length", "vocab_size",
         "rope.freq_base", "rope.dimension_count", "rope.scaling.type",
-    }  # fmt: skip
+    }
     for key in sorted(meta.values):
         if key.startswith(f"{arch}.") and key.removeprefix(f"{arch}.") not in known:
             meta.faults.append(f"{key}: expected no such key (not implemented)")

@@ -30,7 +30,7 @@ PRE_TOKENIZERS = {
         pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ]),
-}  # fmt: skip
+}
 
 
 def token_ids(meta: Meta) -> dict[str, int | list[int]]:

@@ -15,7 +15,7 @@ from weights import export, hf_dir, tiny_tokenizer, training
 TINY = ModelConfig(
     L=6, D=192, K=2, G=3, H=32, F=512, V=2048, tied=True,
     eps=1e-6, rope_theta=1e4, max_len=512,
-)  # fmt: skip
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def build(text_path, out, settings: Schedule, cfg: ModelConfig = TINY) -> float:
     sample_ids = training.sample(
         cfg, rounded, tokenizer.encode(settings.prompt).ids, count=settings.sample_tokens,
         temperature=settings.temperature, seed=settings.seed,
-    )  # fmt: skip
+    )
     record = {
         "settings": dataclasses.asdict(settings),
         "train_tokens": len(train_ids),
@@ -83,7 +83,7 @@ def build(text_path, out, settings: Schedule, cfg: ModelConfig = TINY) -> float:
             "training.json": json.dumps(record, indent=1) + "\n",
             "README.md": readme(record, sample, pathlib.Path(text_path).name),
         },
-    )  # fmt: skip
+    )
     return loss
 
 
@@ -110,7 +110,7 @@ def _train(cfg: ModelConfig, train_ids, val_ids, settings: Schedule) -> tuple[di
     for step, train_loss, val_loss, params in training.train(
         cfg, training.init_params(cfg, settings.seed), train_ids, val_ids,
         **{name: getattr(settings, name) for name in names},
-    ):  # fmt: skip
+    ):
         print(
             f"step {step:5d}  train {train_loss:.4f}  held out {val_loss:.4f}"
             f"  {time.monotonic() - start:.0f} s",

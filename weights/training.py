@@ -93,7 +93,7 @@ def _stepper(cfg: ModelConfig, peak: float, steps: int, weight_decay: float):
 def train(
     cfg: ModelConfig, params, train_ids, val_ids, *, steps: int, batch: int, length: int,
     peak: float, weight_decay: float, noise: float, eval_every: int, seed: int,
-) -> Iterator[tuple[int, float, float, dict]]:  # fmt: skip
+) -> Iterator[tuple[int, float, float, dict]]:
     """Train on random windows; yields (step, training loss, validation loss, parameters).
 
     Args:

@@ -129,7 +129,7 @@ def _other_scatters(v: Line, x: Line, others, residual: Line, nodes: int):
         f"  %m.z = {v.dtype}[] constant(0)\n"
         f"  %m.r = {x.shape} reduce(%m.g, %m.z), dimensions={{0}}, to_apply=%m.sum\n"
         f"  %{v.name} = {v.shape} slice(%m.r), slice={own}\n"
-    ), combiner("m.sum", "add", v.dtype)  # fmt: skip
+    ), combiner("m.sum", "add", v.dtype)
     yield "twice", scatter(x.name).replace(f"%{v.name} ", "%m.first ") + scatter(x.name), ""
     for opcode in ("maximum", "minimum", "multiply", "subtract"):
         new = re.sub(r"to_apply=%[\w.-]+", "to_apply=%m.other", scatter(x.name))
@@ -187,7 +187,7 @@ def _other_scatters(v: Line, x: Line, others, residual: Line, nodes: int):
         f" dimensions={{{along}}}\n"
         + scatter("m.x").replace(f"%{v.name} = {v.shape}", f"%m.r = {shape(v.dtype, twice)}")
         + f"  %{v.name} = {v.shape} slice(%m.r), slice={own}\n"
-    ), ""  # fmt: skip
+    ), ""
     own_flat, few = shape(v.dtype, [count // nodes]), shape(v.dtype, [1])
     rest_flat = rest.replace(f"dimensions={{{along}}}", "dimensions={0}")
     yield (
@@ -208,7 +208,7 @@ def _rolled(v: Line, x: Line, along: int, block: int) -> str:
     """%m.x: the operand with its first block after the others."""
     at = lambda a, b: "{" + ", ".join(  # noqa: E731
         f"[{a}:{b}]" if d == along else f"[0:{n}]" for d, n in enumerate(x.dims)
-    ) + "}"  # fmt: skip
+    ) + "}"
     rest = [n - block if d == along else n for d, n in enumerate(x.dims)]
     n = x.dims[along]
     return (
@@ -264,7 +264,7 @@ def _other_statistics(v: Line, x: Line, others, residual: Line, nodes: int):
         f"  %m.q = {shape(v.dtype, half)} multiply(%m.h, %m.h)\n" + zero
         + f"  %m.s = {over}(%m.q, %m.z), dimensions={{2}}, to_apply=%m.sum\n"
         f"  %m.x = {v.shape} reshape(%m.s)\n" + reduce("m.x")
-    ), add  # fmt: skip
+    ), add
     yield (
         "of the sum",
         zero
@@ -316,7 +316,7 @@ def _other_gathers(text: str, entry, gather: Line, residual: Line, nodes: int) -
         text, gather,
         f"  %m.z = {gather.dtype}[] constant(0)\n"
         f"  %{name} = {gather.shape} broadcast(%m.z), dimensions={{}}",
-    )  # fmt: skip
+    )
     copies = ", ".join([f"%{at}"] * nodes)
     yield (
         "dropped, own shard instead",
@@ -337,7 +337,7 @@ def _other_gathers(text: str, entry, gather: Line, residual: Line, nodes: int) -
         f"  %m.p = {flat} pad(%m.f, %m.z), padding=0_{wide // nodes - own}\n"
         f"  %m.x = {source.shape} reshape(%m.p)\n"
         + gather.text.replace(f"(%{at})", "(%m.x)"),
-    )  # fmt: skip
+    )
     more = shape(gather.dtype, [wide // nodes + own])
     yield "of more values", name, replace(
         text, gather,
@@ -348,7 +348,7 @@ def _other_gathers(text: str, entry, gather: Line, residual: Line, nodes: int) -
         f" replica_groups={everyone(nodes)}, dimensions={{0}}, use_global_device_ids=true\n"
         f"  %m.s = {shape(gather.dtype, [wide])} slice(%m.g), slice={{[0:{wide}]}}\n"
         f"  %{name} = {gather.shape} reshape(%m.s)",
-    )  # fmt: skip
+    )
     # One operator earlier: the residual is complete before the last scatter has run.
     last = [v for v in entry if v.opcode == "reduce-scatter"][-1]
     before = entry[: entry.index(last)]

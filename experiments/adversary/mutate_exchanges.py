@@ -65,39 +65,39 @@ def mutants(
         f"  %m.s = {shape(logits.dtype, one)} slice(%{logits.name}), slice={full_slice(one)}\n"
         f"  %m.v = {shape(logits.dtype, [batch])} reshape(%m.s)\n"
         + as_operand("m.v") + reduce("m.x")
-    ), ""  # fmt: skip
+    ), ""
     half = [batch, logits.dims[1] // 2]
     yield "of half of the logits", (
         f"  %m.s = {shape(logits.dtype, half)} slice(%{logits.name}), slice={full_slice(half)}\n"
         + reduced("m.s", half) + as_operand("m.v") + reduce("m.x")
-    ), ""  # fmt: skip
+    ), ""
     typed = shape(v.dtype, logits.dims)
     yield "of each logit", (
         f"  %m.l = {typed} convert(%{logits.name})\n  %m.r = {typed} all-reduce(%m.l){rest}\n"
         + reduced("m.r", logits.dims) + as_operand("m.v")
         + f"  %{v.name} = {v.shape} copy(%m.x)\n"
-    ), ""  # fmt: skip
+    ), ""
     rows = [batch, size(residual.dims) // batch]
     flat = f"  %m.f = {shape(residual.dtype, rows)} reshape(%{residual.name})\n"
     yield "of the residual", (
         flat + reduced("m.f", rows) + as_operand("m.v") + reduce("m.x")
-    ), ""  # fmt: skip
+    ), ""
     yield "of logits and residual", (
         flat + reduced("m.f", rows) + as_operand("m.v")
         + f"  %m.y = {v.shape} add(%{x.name}, %m.x)\n" + reduce("m.y")
-    ), ""  # fmt: skip
+    ), ""
     wide = [2 * batch, *v.dims[1:]]
     yield "twice as wide", (
         f"  %m.x = {shape(v.dtype, wide)} concatenate(%{x.name}, %{x.name}), dimensions={{0}}\n"
         f"  %m.r = {shape(v.dtype, wide)} all-reduce(%m.x){rest}\n"
         f"  %{v.name} = {v.shape} slice(%m.r), slice={full_slice(v.dims)}\n"
-    ), ""  # fmt: skip
+    ), ""
     if v.dtype == logits.dtype:
         pair = f"({v.shape}, {logits.shape})"
         yield "logits combined with it", (
             f"  %m.t = {pair} all-reduce(%{x.name}, %{logits.name}){rest}\n"
             f"  %{v.name} = {v.shape} get-tuple-element(%m.t), index=0\n"
-        ), ""  # fmt: skip
+        ), ""
     for opcode in _OPCODES:
         if opcode != combine(text, v):
             new = reduce(x.name).replace(f"to_apply={own}", "to_apply=%m.other")

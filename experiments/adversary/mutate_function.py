@@ -109,7 +109,7 @@ def ways(v: Line) -> dict[str, str]:
             ),
             f"one {name} alone": _where(v, along, "EQ"),
             f"all but one {name}": _where(v, along, "NE"),
-        }  # fmt: skip
+        }
     return ways
 
 
@@ -155,7 +155,7 @@ def constants(text: str) -> Iterator[Mutant]:
 _OTHERS = {
     "rsqrt": "sqrt", "exponential": "tanh", "cosine": "sine", "sine": "cosine",
     "logistic": "tanh", "add": "subtract",
-}  # fmt: skip
+}
 
 
 def opcodes(text: str) -> Iterator[Mutant]:

@@ -169,7 +169,7 @@ def _ways_out(v: Line, nodes: int) -> dict[str, tuple[str, str | None, str]]:
         "copy to host memory": (
             f"  %m.h = {own[:-1]}:S(5)}} copy(%{v.name})\n", None, "",
         ),
-    }  # fmt: skip
+    }
     if bits:
         ways["all-gather of bits"] = (
             f"  %m.b = {shape(bits, v.dims)} bitcast-convert(%{v.name})\n"
@@ -177,7 +177,7 @@ def _ways_out(v: Line, nodes: int) -> dict[str, tuple[str, str | None, str]]:
             " dimensions={0}, use_global_device_ids=true\n"
             f"  %m.s = {shape(bits, v.dims)} slice(%m.g), slice={first}\n"
             f"  %m.r = {own} bitcast-convert(%m.s)\n", "m.r", "",
-        )  # fmt: skip
+        )
     return ways
 
 
@@ -216,7 +216,7 @@ def neutral(text: str, every: int = 1) -> Iterator[Mutant]:
                 f"  %m.f = ({own}, {v.shape}, u32[]) copy-start({at})\n"
                 f"  %m.r = {own} copy-done(%m.f)\n", "",
             ),
-        }  # fmt: skip
+        }
         for kind, (new, more) in ways.items():
             changed = after(text, v, new, "m.r")
             yield kind, v.name, with_computation(changed, more) if more else changed

@@ -329,4 +329,4 @@ PLANTED = {name: (code, {"patches": [leak(fn)]}) for name, (code, fn) in LEAKS.i
     "norm: statistic of its output": (
         "not-a-statistic", {"patches": [replace("rms_norm", statistic_of_normed)]},
     ),
-}  # fmt: skip
+}

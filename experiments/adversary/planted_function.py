@@ -173,4 +173,4 @@ PLANTED_FUNCTION = {
         "layers.0.down",
         {"patches": [replace("swiglu", lambda x: jax.nn.gelu(x[:, :, 0]) * x[:, :, 1], functions)]},
     ),
-}  # fmt: skip
+}

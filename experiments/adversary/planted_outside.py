@@ -176,4 +176,4 @@ PLANTED_OUTSIDE = {
     "start: a sum from a weight": ("hidden-gather", _out(sum_from_a_weight)),
     "start: a statistic from a weight": ("not-a-statistic", _norms(statistic_from_a_weight)),
     "start: a window from a weight": ("not-a-statistic", _norms(windows_from_a_weight)),
-}  # fmt: skip
+}

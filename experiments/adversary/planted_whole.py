@@ -332,4 +332,4 @@ PLANTED_WHOLE = {
     ),
     "prefill: embedding by state": _prefill_of("not-a-weight", replace("embed", embed_by_state)),
     "prefill: table cut by rows": _prefill_of("hidden-gather", replace("embed", embed_rows_cut)),
-}  # fmt: skip
+}

@@ -22,7 +22,7 @@ from fcjax.sharded.sampling import Sampling
 TINY = ModelConfig(
     L=4, D=38, K=2, G=3, H=10, F=62, V=97,
     tied=True, eps=1e-6, rope_theta=1e4, max_len=64, dtype="float32",
-)  # fmt: skip
+)
 UNTIED = dataclasses.replace(TINY, tied=False)
 # Sizes at which XLA sums in two stages (a tree of windows), or pads before a library call.
 SMOL = dataclasses.replace(TINY, L=30, D=576, K=3, G=3, H=64, F=1536, V=49152)

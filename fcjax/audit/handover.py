@@ -65,7 +65,7 @@ class Row:
         return (
             self.kind, among, f"{self.bytes:,}", times, made_of or "-", by or "-", words,
             self.after.words, self.scope,
-        )  # fmt: skip
+        )
 
 
 @dataclasses.dataclass(frozen=True)

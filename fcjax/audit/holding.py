@@ -24,7 +24,7 @@ _CARRIED = {
     "add-dependency", "after-all", "all-gather-done", "all-reduce-done", "async-done",
     "async-start", "async-update", "call", "collective-permute-done", "conditional", "copy-done",
     "copy-start", "fusion", "get-tuple-element", "opt-barrier", "tuple", "while",
-}  # fmt: skip
+}
 _ROUNDS = 64  # of a loop, until what is known of its values no longer changes
 
 

@@ -28,7 +28,7 @@ def greedy(folder, prompt_T, steps: int) -> tuple[list[int], np.ndarray]:
         attention_mask=torch.ones((1, len(prompt_T)), dtype=torch.int64),
         do_sample=False, repetition_penalty=1.0, min_new_tokens=steps, max_new_tokens=steps,
         eos_token_id=None, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
-    )  # fmt: skip
+    )
     logits = torch.cat(out.logits).float().numpy()
     return out.sequences[0, len(prompt_T) :].tolist(), logits
 

@@ -136,7 +136,7 @@ def recording(model_path: str, source, layout: Layout, platform: str, steps: int
     job = Job(
         **what, **where, **amount, weights_sha256=source.digest, seed=0, compared=False,
         baseline=baseline.none(),
-    )  # fmt: skip
+    )
     with tempfile.TemporaryDirectory() as folder:
         start = Start(cold_starts.create(f"{folder}/run", job), job, 0)
         start.prepare()

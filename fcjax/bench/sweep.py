@@ -120,7 +120,7 @@ def passed(points: list[Point]) -> bool:
 def table(points: list[Point]) -> str:
     """The points as text."""
     rows = [("nodes", "depth", "audit", "collectives", "bytes sent", "planned", "work", "parity",
-             "median ms", "min .. max", "text")]  # fmt: skip
+             "median ms", "min .. max", "text")]
     for p in points:
         spread = f"{min(p.milliseconds):.1f} .. {max(p.milliseconds):.1f}"
         text = "the same" if p.tokens == points[0].tokens else "ANOTHER"
@@ -176,7 +176,7 @@ def plot(path, axis: str, title: str, points: list[Point]) -> None:
     panels[0, 0].annotate(
         "bound", (x[0], parity.BOUND["float32"]), color="#b3362b", fontsize=8,
         xytext=(0, -9), textcoords="offset points",
-    )  # fmt: skip
+    )
     low, high = ([f(p.milliseconds) for p in points] for f in (min, max))
     panels[1, 1].vlines(x, low, high, color="#1f5f8b", linewidth=0.8, alpha=0.5)
     for panel in (panels[0, 1], panels[1, 0], panels[1, 1]):

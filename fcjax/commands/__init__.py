@@ -15,7 +15,7 @@ from fcjax import cli
 NAMES = (
     "generate", "decode", "cold-starts", "verify", "audit", "audit-grid", "sweep", "benchmark",
     "hf-parity",
-)  # fmt: skip
+)
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ def compile_interval(
             "topology": topology, "cfg": dataclasses.asdict(cfg), "dtype": dtype, "out": str(out),
             "interval": dataclasses.asdict(interval), "sizes": [batch, tokens, length],
             "sampling": dataclasses.asdict(sampling) if sampling else {},
-        }  # fmt: skip
+        }
         try:
             done = subprocess.run(
                 [python, "-m", "fcjax.decode.aot"],

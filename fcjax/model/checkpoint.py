@@ -122,7 +122,7 @@ class HuggingFaceFolder:
                 target.shape, target.sharding, lambda index, p=path, t=target: block(p, t, index)
             )
             for path, target in targets.items()
-        })  # fmt: skip
+        })
 
 
 class OrbaxFolder:

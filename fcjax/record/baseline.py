@@ -63,7 +63,7 @@ def describe(job: Job) -> dict:
             "sampling": vars(job.sampling),
         },
         "amount": {"cold starts": job.cold_starts, "steps": job.steps},
-    })  # fmt: skip
+    })
 
 
 def compare(described: dict, here: dict) -> list[dict]:

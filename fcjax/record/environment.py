@@ -13,7 +13,7 @@ from fcjax.record import certificate
 from fcjax.sharded.layout import Layout
 
 _PACKAGES = ("fcjax", "jax", "jaxlib", "flax", "numpy", "orbax-checkpoint", "safetensors",
-             "transformers")  # fmt: skip
+             "transformers")
 
 
 @functools.cache

@@ -206,7 +206,7 @@ class Job:
             "outside_the_claim": outside,
             "baseline": self.baseline,
             "limits": self.limits,
-        })  # fmt: skip
+        })
 
     @classmethod
     def from_json(cls, content: dict) -> "Job":

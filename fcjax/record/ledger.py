@@ -142,7 +142,7 @@ class Ledger:
             Shard(q, d, q * split.block, (q + 1) * split.block, size * self._itemsize,
                   padding_zero=True if looked else None)
             for q, d in enumerate(self.devices)
-        )  # fmt: skip
+        )
 
     def as_planned(self) -> Found:
         """What `rows` takes if every measured array lies as planned."""

@@ -42,7 +42,7 @@ class Live:
         # the number of an array that is gone may be another's.
         self._before = {
             id(a): weakref.ref(a) for a in jax.live_arrays() if id(a) not in known
-        }  # fmt: skip
+        }
         sizes = [(programs.batch, tokens) for tokens in (1, programs.chunk)]
         shards = [laid.value(name, *size) for name in layout.names(layout.SHARD) for size in sizes]
         shards += laid.cache(programs.batch, programs.slots)
@@ -89,7 +89,7 @@ class Live:
                 where = sorted(d.id for d in array.devices())
                 unaccounted.append({
                     "shape": list(array.shape), "dtype": array.dtype.name, "devices": where,
-                })  # fmt: skip
+                })
             else:
                 _count(classes, kind, size)
         record = {k: {"arrays": n, "bytes": size} for k, (n, size) in sorted(classes.items())}

@@ -123,7 +123,7 @@ def expected_programs(job: Job, tokens: int) -> list[dict]:
         {"program": p.name, "module": f"jit_{p.fn.__name__}", "runs": 1, "devices": devices,
          "faults": []}
         for p in programs_of.of_pass(job.model(), tokens)
-    ]  # fmt: skip
+    ]
 
 
 def faults(ran: dict) -> list[str]:

@@ -38,7 +38,7 @@ class Recorder:
     """
 
     def __init__(self, job: Job, decoder: Decoder, chain: Chain, start: int, attempt: int,
-                 oracle=None):  # fmt: skip
+                 oracle=None):
         """
         Args:
           job: what the run is to do.

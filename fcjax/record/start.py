@@ -127,7 +127,7 @@ class Start:
             dtype=self.job.dtype,
             weights=self.job.weights_sha256,
             platform_version=jax.devices()[0].client.platform_version,
-        )  # fmt: skip
+        )
         for file in beside.iterdir():
             with open(file, "rb") as f:
                 os.fsync(f.fileno())

@@ -20,7 +20,7 @@ _CONTENTS = (
     ("claim", "claim"), ("checks", "checks"), ("interval", "interval"), ("steps", "steps"),
     ("parity", "parity"), ("bytes", "bytes"), ("time", "time"), ("caches", "caches"),
     ("starts", "starts"), ("baseline", "baseline"), ("versions", "versions"), ("verify", "verify"),
-)  # fmt: skip
+)
 
 
 def write(run_dir) -> pathlib.Path:
@@ -98,7 +98,7 @@ def _sections(run: Run) -> Markup:
         claim.baseline(run),
         tables.versions(run),
         tables.verify(run),
-    )  # fmt: skip
+    )
 
 
 def _section(name: str, title: str, *content) -> Markup:

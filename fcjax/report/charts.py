@@ -30,7 +30,7 @@ def steps_grid(run: Run) -> Markup:
         "Fifty to a line, twenty-five on a narrow screen; hold the pointer over a square for its"
         " number.",
         class_="legend",
-    )  # fmt: skip
+    )
     return el("div", el("div", rows, class_="grid"), key)
 
 
@@ -124,17 +124,17 @@ def _parity_strip(name, points, bound, low, high, span, worst) -> Markup:
            el("path", d="M-4-4 4 4M-4 4 4-4"),
            x=_at(s, span), y=f"{y(e):.1f}", overflow="visible", class_="cross")
         for s, e, who in over[:500]
-    ]  # fmt: skip
+    ]
     words = f"{name}: worst {figure(worst)}, bound {figure(bound)}, {many(len(points), 'figure')}"
     plot = el(
         "svg", el("title", words), lines,
         el("line", x1=0, x2="100%", y1=f"{limit:.1f}", y2=f"{limit:.1f}", class_="limit"), dots,
         crosses, width="100%", height=height, role="img", aria_label=words,
-    )  # fmt: skip
+    )
     head = el(
         "figcaption", el("b", name), " worst ", el("span", figure(worst), class_="figure"),
         f", {len(over)} above the bound" if over else None,
-    )  # fmt: skip
+    )
     return el("figure", head, el("div", axis, plot, class_="plot"), class_="bad" if over else None)
 
 
@@ -165,7 +165,7 @@ def seconds(run: Run) -> Markup:
     line = None
     if median is not None:
         line = el("line", x1=0, x2="100%", y1=f"{y(median):.1f}", y2=f"{y(median):.1f}",
-                  class_="median")  # fmt: skip
+                  class_="median")
     words = (
         f"Seconds a step, {many(len(counted), 'step')} counted, median {_ms(median)}, from"
         f" {_ms(min(values))} to {_ms(max(values))}"
@@ -174,7 +174,7 @@ def seconds(run: Run) -> Markup:
         "svg", el("title", words), [_rule(y(t)) for t in ticks],
         _dots(_thin(counted, span), y, span, height), _rings(apart, y, span, height),
         line, width="100%", height=height, role="img", aria_label=words,
-    )  # fmt: skip
+    )
     return el("figure", el("div", axis, plot, class_="plot"), _across(span), class_="strips")
 
 
@@ -184,7 +184,7 @@ def bar(value: float, largest: float, kind: str = "bar") -> Markup:
     return el(
         "svg", el("rect", width=width, height=6), width="100%", height=6, aria_hidden="true",
         class_=kind,
-    )  # fmt: skip
+    )
 
 
 def _span(run: Run, prefill: bool = True) -> tuple[int, int]:
@@ -217,7 +217,7 @@ def _dots(points, y, span, height, kind="dots") -> Markup:
     return el(
         "svg", el("path", d=path, class_=kind), viewBox=f"0 0 1000 {height}",
         preserveAspectRatio="none", width="100%", height=height, overflow="visible",
-    )  # fmt: skip
+    )
 
 
 def _rings(points, y, span, height) -> Markup:
@@ -236,7 +236,7 @@ def _axis(labels, height) -> Markup:
         [el("text", text, x=50, y=f"{min(max(at + 4, 10), height):.1f}", text_anchor="end")
          for at, text in labels],
         width=58, height=height, aria_hidden="true", class_="axis",
-    )  # fmt: skip
+    )
 
 
 def _across(span) -> Markup:

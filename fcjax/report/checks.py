@@ -108,14 +108,14 @@ def _other_ledgers(starts) -> Check:
         text += ", and all starts the same" if same else ", but the starts differ"
     return "Owners and transfers are the same in every step", text, None if not shown else (
         other == 0 and same
-    )  # fmt: skip
+    )
 
 
 def _gather(starts, passes) -> Check:
     agree = sum(p.copies_agree is True for p in passes)
     after = sorted({
         len(c["verdict"]["after"]) for s in starts for c in s.certificates.values()
-    })  # fmt: skip
+    })
     return (
         "Behind the interval: the compatibility all-gather",
         f"{' or '.join(map(str, after)) or 0} in the program, outside the claim; its copies equal"
@@ -169,7 +169,7 @@ def _held(run: Run) -> Markup | None:
            " interval.", class_="legend"),
         table(("class", "arrays at entry", "bytes", "arrays at exit", "bytes"), rows,
               numeric=(1, 2, 3, 4)),
-    )  # fmt: skip
+    )
 
 
 def _parity(run: Run) -> Check:
@@ -221,4 +221,4 @@ def _trace(starts) -> Check:
     )
     return "The collectives that the profiler saw are the audited ones", text, (
         faults == 0 if traces else None
-    )  # fmt: skip
+    )

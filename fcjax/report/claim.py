@@ -35,7 +35,7 @@ def header(run: Run) -> Markup:
         el("div", [el("div", el("b", value), el("span", name)) for name, value in _figures(run)],
            class_="figures"),
         class_=state,
-    )  # fmt: skip
+    )
 
 
 def _why(run: Run) -> Markup | None:
@@ -183,7 +183,7 @@ def baseline(run: Run) -> Markup:
     else:
         name = "the published experiment" if record["name"] == "seed" else (
             record["name"].rstrip("/").rpartition("/")[2]
-        )  # fmt: skip
+        )
         axis, differences = record["axis"], record["differences"]
         further = "differs from it" if axis == "parameters" else "goes further than it"
         words = f"This run {further} in one respect: {axis}." if axis else "This run repeats it."

@@ -7,7 +7,7 @@ from fcjax.report.rows import groups, rows_of
 
 _CROSSES = "What crosses: the audit's collectives, and bytes per reduction"
 _COLUMNS = ("operator", "transfer", "over", "puts in", "receives", "read next by",
-            "instruction")  # fmt: skip
+            "instruction")
 
 
 def collectives(run: Run) -> Markup:
@@ -52,14 +52,14 @@ def collectives(run: Run) -> Markup:
         _exchanges(run),
         _violations(run),
         id="bytes",
-    )  # fmt: skip
+    )
 
 
 def _reduction(r: dict, most: int, class_: str | None = None) -> Markup:
     dim = r["received"]["dim"] if r.get("received") else "\u2013"
     readers = ", ".join(x["operator"] for x in r.get("read_by", ())) or (
         "the unmodified layers" if class_ else ""
-    )  # fmt: skip
+    )
 
     def amount(i, value):
         bar = charts.bar(value, most, "bar out" if class_ else "bar")
@@ -130,7 +130,7 @@ def _exchanges(run: Run) -> Markup | None:
            " All nodes learn what they find, and with it the token that is chosen: it goes back"
            " into the next step as a public id."),
         id="exchanges",
-    )  # fmt: skip
+    )
 
 
 def _violations(run: Run) -> Markup | None:

@@ -11,7 +11,7 @@ from fcjax.record.job import FORMATS
 from fcjax.report.start import Owners, RecordedStart, contradictions, read
 
 _OF_RUN = ("asked", "recorded", "passed_steps", "failed_starts", "worst", "median_seconds",
-           "passed")  # fmt: skip
+           "passed")
 PASSED, FAILED, UNFINISHED = "passed", "failed", "unfinished"
 
 

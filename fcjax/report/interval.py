@@ -12,7 +12,7 @@ def draw(run: Run) -> Markup:
     nodes = run.job["nodes"]
     head = el("tr", el("th", "operator", scope="col"), [
         el("th", f"node {q}", scope="col") for q in range(nodes)
-    ])  # fmt: skip
+    ])
     bodies = []
     for group in groups(rows):
         title = group.title
@@ -21,7 +21,7 @@ def draw(run: Run) -> Markup:
         inside = [_boundary(row, nodes) for row in group.rows]
         bodies.append(el("tbody", top if title else None, inside))
     bodies.append(el("tbody", el("tr", el("th", "The interval ends here", colspan=nodes + 1)),
-                     class_="end"))  # fmt: skip
+                     class_="end"))
     if run.job["outside_the_claim"]:
         bodies.append(_outside(run, nodes))
     return el(
@@ -45,7 +45,7 @@ def _boundary(row: dict, nodes: int) -> list[Markup]:
         cells.append([
             el("td", [_box(*box, q) for box in boxes], class_="lane", data_node=f"node {q}")
             for q in range(nodes)
-        ])  # fmt: skip
+        ])
     cells = cells or [[el("td", colspan=nodes)]]
     head = el(
         "th",
@@ -88,7 +88,7 @@ def _box(names: list[str], entry: dict, node: int) -> Markup:
             for a, b in runs
         ],
         width="100%", height=4, aria_hidden="true", class_="map",
-    )  # fmt: skip
+    )
     words = ", ".join(coordinates(entry["dim"], a, b) for a, b in runs)
     return el(
         "div",
@@ -137,7 +137,7 @@ def _outside(run: Run, nodes: int) -> Markup:
         "th", el("b", "Outside the claim"), el("span", "For the layers that were left unmodified, "
         "the program now restores the complete layout on every node."),
         scope="row", rowspan=2,
-    ), el("td", bus(_gather(run), nodes, outside=True), colspan=nodes, class_="bus"))  # fmt: skip
+    ), el("td", bus(_gather(run), nodes, outside=True), colspan=nodes, class_="bus"))
     restored = (shown or {}).get("outside_the_claim") or {"restored": {}}
     sizes = sum(x["bytes"] for x in restored["restored"].values())
     cells = [
@@ -146,7 +146,7 @@ def _outside(run: Run, nodes: int) -> Markup:
             el("small", size(sizes)) if sizes else None, class_="box whole",
         ), class_="lane", data_node=f"node {q}")
         for q in range(nodes)
-    ]  # fmt: skip
+    ]
     return el("tbody", note, el("tr", cells), class_="outside")
 
 
@@ -173,4 +173,4 @@ def legend(recorded: bool) -> Markup:
         el("br"), "The bar in a box shows which part of the dimension the node owns. ",
         "In: what each node puts into a transfer; out: what each node receives.",
         class_="legend",
-    )  # fmt: skip
+    )

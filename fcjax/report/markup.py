@@ -66,7 +66,7 @@ def table(
     head = el("tr", [
         el("th", title, scope="col", class_="num" if i in numeric else None)
         for i, title in enumerate(columns)
-    ])  # fmt: skip
+    ])
     body = [
         row if isinstance(row, Markup) else el("tr", [cell(i, x) for i, x in enumerate(row)])
         for row in rows

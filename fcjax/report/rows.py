@@ -122,7 +122,7 @@ def transfer(planned: dict, scope: str) -> dict:
     return {
         "operator": name, "kind": planned["kind"], "instruction": "", "dtype": "",
         "operand": nothing, "result": nothing, "received": received, "read_by": [],
-    }  # fmt: skip
+    }
 
 
 def _shape(rows, owners: bool) -> tuple:
@@ -141,4 +141,4 @@ def _shape(rows, owners: bool) -> tuple:
             ),
         )
         for row in rows
-    )  # fmt: skip
+    )

@@ -144,7 +144,7 @@ class RecordedStart(Figures):
             for kind, value in record["live"][when].items():
                 size = (value["arrays"], value["bytes"]) if kind != "unaccounted" else (
                     len(value), 0
-                )  # fmt: skip
+                )
                 self.live[when][kind] = max(size, self.live[when].get(kind, (0, 0)))
         if "ran" in record:
             self.observed += 1

@@ -44,7 +44,7 @@ def caches(run: Run) -> Markup:
             owned + ("" if entry else " (plan)"),
             " / ".join(size(b) for b in dict.fromkeys(held)) or "\u2013",
             figure(worst.get((i, "k"))), figure(worst.get((i, "v"))),
-        ])  # fmt: skip
+        ])
     columns = ("layer", "runs", "owners", "k on each node", "worst k", "worst v")
     what = table(columns, rows, numeric=(3, 4, 5))
     if len(rows) > 8:
@@ -59,7 +59,7 @@ def caches(run: Run) -> Markup:
            " unsharded reference."),
         what,
         id="caches",
-    )  # fmt: skip
+    )
 
 
 def _cache_worst(starts) -> dict:
@@ -92,15 +92,15 @@ def starts(run: Run) -> Markup:
             figure(max(s.worst.values(), key=lambda e: (e != e, e))) if s.worst else "not compared",
             duration(s.median_seconds), "\u2013" if share is None else f"{share:.1%}",
             size(summary["peak_bytes"]) if summary else "\u2013", el("span", took), mark(s.passed),
-        ])  # fmt: skip
+        ])
         texts.append(_texts(run, i, summary.get("text")))
     columns = ("cold start", "steps passed", "worst parity", "median step", "recording",
-               "peak memory", "seconds", "verdict")  # fmt: skip
+               "peak memory", "seconds", "verdict")
     share = (run.summary or {}).get("recording_share")
     recording = "" if share is None else (
         f" Recording took {share:.1%} of the programs' time over the whole run; the programs'"
         " seconds do not contain it."
-    )  # fmt: skip
+    )
     return el(
         "section",
         el("h2", "Cold starts"),
@@ -108,14 +108,14 @@ def starts(run: Run) -> Markup:
         table(columns, rows, numeric=(1, 2, 3, 4, 5), class_="starts"),
         fold("Prompts, and what was generated", texts) if texts else None,
         id="starts",
-    )  # fmt: skip
+    )
 
 
 def _texts(run: Run, index: int, text) -> Markup:
     rows = []
     for row, prompt in enumerate(run.job["prompts"][index]):
         rows.append(el("p", el("span", prompt["text"], class_="prompt"),
-                       el("span", text[row] if text else "", class_="generated")))  # fmt: skip
+                       el("span", text[row] if text else "", class_="generated")))
     return el("div", el("h4", f"start {index}"), rows, class_="texts")
 
 
@@ -138,7 +138,7 @@ def failures(run: Run) -> Markup | None:
             el("p", "A later attempt at this start is complete." if later
                else "No later attempt at this start is complete."),
             fold("The end of what it printed", el("pre", f["output"])) if f.get("output") else None,
-        ))  # fmt: skip
+        ))
     return el("div", el("h3", "Attempts that failed"), attempts, class_="failure")
 
 
@@ -147,7 +147,7 @@ def faults(run: Run) -> Markup | None:
     failed = [
         (start.name, p) for start in [*run.starts.values(), *run.failed] for p in start.passes
         if not p.passed
-    ]  # fmt: skip
+    ]
     if not failed:
         return None
     rows = [
@@ -158,7 +158,7 @@ def faults(run: Run) -> Markup | None:
     return el(
         "div", el("h3", f"\u2717 {many(len(failed), 'pass')} with faults"),
         table(("start", "pass", "faults"), rows), more, class_="failure",
-    )  # fmt: skip
+    )
 
 
 def versions(run: Run) -> Markup:
@@ -179,14 +179,14 @@ def versions(run: Run) -> Markup:
             ("compilation cache", "used" if first["compilation_cache"] else "not used"),
             *((name.replace("_", " "), value or "none") for name, value in first["settings"].items()
               if name not in first["versions"]),
-        ]  # fmt: skip
+        ]
         same = all(_kept(e) == _kept(first) for e in environments.values())
         pairs = [(name, version) for name, version in first["versions"].items()]
         parts += [
             definitions([*pairs, *where]),
             el("p", "All starts the same." if same
                else "\u2717 The starts differ; shown is the first.", class_="legend"),
-        ]  # fmt: skip
+        ]
     rows = [
         ["run.json", code(run.run_sha256)],
         ["weights (manifest of the folder)", code(job["weights_sha256"])],
@@ -218,7 +218,7 @@ def verify(run: Run) -> Markup:
         for name, value in run.job["flags"].items()
         if name not in ("workdir", "resume", "model") and value is not None
         for x in (value if isinstance(value, list) else [value])
-    ]  # fmt: skip
+    ]
     name = run.job["model_path"].rstrip("/").rpartition("/")[2]
     again = " ".join([f"python -m experiments.{run.job['command']}", f"--model=.../{name}", *flags])
     return el(
@@ -232,4 +232,4 @@ def verify(run: Run) -> Markup:
         el("p", "The run itself, again:"),
         el("pre", again),
         id="verify",
-    )  # fmt: skip
+    )

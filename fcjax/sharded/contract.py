@@ -38,7 +38,7 @@ _ROLES = {layout.PUBLIC: Public, layout.SHARD: State, layout.COMPLETE: Complete}
 _HLO = {  # names of types in HLO
     "float32": "f32", "bfloat16": "bf16", "float16": "f16",
     "int32": "s32", "uint32": "u32", "bool": "pred",
-}  # fmt: skip
+}
 
 
 def interval_contract(

@@ -18,7 +18,7 @@ _TOP_K = 50
 _APPLIED = {
     "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens",
     "eos_token_id",
-}  # fmt: skip
+}
 # Nothing in the text depends on these, whatever they are.
 _WITHOUT_EFFECT = {
     "_from_model_config", "assistant_confidence_threshold", "assistant_early_exit",
@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = {
     "output_hidden_states", "output_logits", "output_scores", "pad_token_id", "prefill_chunk_size",
     "prompt_lookup_num_tokens", "return_dict_in_generate", "target_lookbehind",
     "transformers_version", "use_cache",
-}  # fmt: skip
+}
 # These change nothing if they have this value; so does every key that is null.
 _NEUTRAL = {
     "diversity_penalty": 0.0, "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0,
@@ -37,7 +37,7 @@ _NEUTRAL = {
     "min_new_tokens": 0, "min_p": 0.0, "no_repeat_ngram_size": 0, "num_beam_groups": 1,
     "num_beams": 1, "num_return_sequences": 1, "remove_invalid_values": False,
     "renormalize_logits": False, "token_healing": False, "typical_p": 1.0, "use_mtp": False,
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)

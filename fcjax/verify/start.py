@@ -94,7 +94,7 @@ class StartCheck:
             "platform": {"gpu": "cuda"}.get(platform, platform),
             "nodes": [d["node"] for d in devices],
             "tokens": sorted(there["executables"]),
-        })  # fmt: skip
+        })
         if len({d["device"] for d in devices}) != job.nodes:
             self.faults.add(where, f"field hardware.devices: expected {job.nodes} different ones")
         return [d["device"] for d in devices]

@@ -19,7 +19,7 @@ from fcjax.record.recorder import SAMPLE, step_faults
 from fcjax.verify.faults import Faults
 
 _CLASSES = ("weights", "caches", "values", "complete", "earlier_shards", "public", "reference",
-            "before_the_run")  # fmt: skip
+            "before_the_run")
 
 
 class Lines:
@@ -170,7 +170,7 @@ class Lines:
             "copies": 0 if traced else None,
         }
         self.faults.expect(where, {"ran": right | {"drawn": drawn}},
-                           {"ran": {n: x for n, x in ran.items() if n != "to_host"}})  # fmt: skip
+                           {"ran": {n: x for n, x in ran.items() if n != "to_host"}})
         for row in ran["to_host"]:
             public = host_reads.is_public(row["dtype"], row["shape"], job.batch * job.chunk)
             kind = host_reads.PUBLIC if public else host_reads.OBSERVATION
@@ -195,7 +195,7 @@ class Lines:
         caches, job = line["caches"], self.job
         addresses = self.lines[0]["caches"]["addresses"]
         self.faults.expect(where, {"caches": {"addresses": addresses, "moved": False}},
-                           {"caches": caches})  # fmt: skip
+                           {"caches": caches})
         flat = [a for layer in caches["addresses"] for buffers in layer for a in buffers]
         count = job.interval.depth * 2 * job.nodes
         if len(flat) != count or len(set(flat)) != len(flat):

@@ -83,7 +83,7 @@ _shape, _attribute = _exchange(r"\w+\[[\d,]*\]\{[\d,]*\}"), _exchange(r"\w+=\{[\
 DAMAGE = [
     _drop_line, _double_line, _swap_lines, _operand, _operand, _operand, _operand, _opcode, _opcode,
     _shape, _attribute, _other_number, _other_number, _other_character, _drop_attribute, _cut_short,
-]  # fmt: skip
+]
 
 
 def damaged(text: str, rng: random.Random) -> str:
@@ -139,7 +139,7 @@ ENDS = {
     "pR": "refused by the parser or the graph", "paR": "refused by the audit", "paV": "violation",
     "paC": "clean, same meaning", "paT": "told who is handed what",
     "p": "XLA's parser crashed or hung",
-}  # fmt: skip
+}
 
 
 def main(case: str, seconds: str, seed: str) -> int:

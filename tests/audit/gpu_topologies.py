@@ -61,7 +61,7 @@ def whole(topology, layers, batch, tokens, sampling, dtype):
     text = aot.compile_interval(
         topology, cfg, Interval(0, layers), batch=batch, tokens=tokens, length=64,
         sampling=sampling, dtype=dtype, python=str(PYTHON),
-    )  # fmt: skip
+    )
     found = audit.audit_interval(text, interval_contract(model, batch, tokens, 64))
     assert found.ok, str(found)[:3000]
     head = 2 + len(sampling.exchanges) if tokens == 1 else 0

@@ -80,7 +80,7 @@ def test_one_gather_after_it_is_allowed_where_a_result_is_complete():
         ("all-reduce-of-state", lambda x, up, down: jax.lax.psum(x @ up, AXIS)[:, : D // N] * x),
         ("hidden-gather", lambda x, up, down: _scatter(jnp.concatenate([x, x], axis=1)) + x),
     ],
-)  # fmt: skip
+)
 def test_violations(code, fn):
     assert code in {v.code for v in _certify(fn).violations}
 
@@ -99,7 +99,7 @@ def test_every_stage_of_a_program_is_taken(tmp_path):
     forms = [
         jitted.trace(*arguments), lowered, lowered.compile(), text, text.encode(),
         gzip.compress(text.encode()), tmp_path / "program.hlo",
-    ]  # fmt: skip
+    ]
     verdicts = [audit.certify(jitted, _roles(), *arguments)]
     verdicts += [audit.certify(form, _roles()) for form in forms]
     assert all(v.ok and len(v.before) == 2 for v in verdicts)
@@ -114,7 +114,7 @@ def test_what_is_no_optimized_program_is_refused_in_a_line():
         lowered.as_text("hlo"),  # before XLA's passes
         module.as_serialized_hlo_module_proto(),
         "", b"\x1f\x8b\x00", "HloModule",
-    ):  # fmt: skip
+    ):
         with pytest.raises(audit.Unauditable, match="hand in the text") as e:
             audit.certify(form, _roles())
         assert "\n" not in str(e.value)
@@ -177,7 +177,7 @@ def test_sub_groups_of_a_second_mesh_axis():
     mesh = jax.make_mesh(
         (2, 2), ("other", AXIS), axis_types=(jax.sharding.AxisType.Explicit,) * 2,
         devices=jax.devices()[:4],
-    )  # fmt: skip
+    )
     both = ("other", AXIS)
     arguments = [
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=jax.NamedSharding(mesh, spec))
@@ -186,7 +186,7 @@ def test_sub_groups_of_a_second_mesh_axis():
     mapped = jax.shard_map(
         lambda x, w: _scatter(x @ w), mesh=mesh,
         in_specs=(jax.P(None, both), jax.P(both)), out_specs=jax.P(None, both),
-    )  # fmt: skip
+    )
     roles = audit.signature(
         4,
         (tensor(State, "x", "BD", (B, D), "D"), tensor(Weight, "w", "DF", (D, 2 * F), "D")),

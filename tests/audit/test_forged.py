@@ -226,7 +226,7 @@ FORGED = {
             " replica_groups={{0,1,2}}, dimensions={2}, use_global_device_ids=true\n"
             "  %d = (f32[2,1,39]{2,1,0}, f32[2,1,39]{2,1,0}) all-gather-done(%s)\n"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FORGED)

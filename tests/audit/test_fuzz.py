@@ -55,7 +55,7 @@ def test_damaged_programs(options, tmp_path):
     "text",
     ["", "\0", "HloModule", "HloModule x\n", "ENTRY", "{" * 10_000, "%" * 10_000, "(" * 200_000,
      "HloModule m, is_scheduled=true\n\nENTRY e {\n" + "  %a = f32[] add(%a, %a)\n" * 9 + "}\n"],
-)  # fmt: skip
+)
 def test_garbage(text, program):
     with pytest.raises(audit.Unauditable):
         audit.audit_interval(guard.check(text), program[1])

@@ -139,7 +139,7 @@ def test_an_exchange_from_rows_to_coordinates():
     mapped = jax.shard_map(
         lambda x: jax.lax.all_to_all(x, "n", 1, 0, tiled=True),
         mesh=NODES, in_specs=jax.P("n"), out_specs=SHARDS,
-    )  # fmt: skip
+    )
     found = _say(mapped, _array(NODES, (B, D), "n"))
     (row,) = found.rows
     assert (row.before.what, row.after.what) == ("complete", "own shard"), found.text()
@@ -176,7 +176,7 @@ def test_one_cause_does_not_hide_the_rest():
     assert kinds == {
         "all-gather": "complete", "reduce-scatter": "own shard", "all-reduce": "complete",
         "collective-permute": "another's shard",
-    }  # fmt: skip
+    }
     later = [r.before for r in found.rows if r.kind != "all-gather"]
     assert all(b.whole for b in later) and "of complete state" in found.text()
 

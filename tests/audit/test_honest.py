@@ -48,7 +48,7 @@ def test_the_exchanges_are_listed_by_name():
     listed = [e.name for e in SAMPLED.exchanges]
     assert [n for n in names if n in listed] == [
         *["top-k count"] * 8, *["top-p mass"] * 8, "chosen token",
-    ]  # fmt: skip
+    ]
     assert "largest logit" in found.text("x") and "all-gather" not in found.text("x")
     chosen = found.before[-1]
     assert (chosen.kind, chosen.sent, chosen.dtype) == ("all-reduce", 1, "s32")

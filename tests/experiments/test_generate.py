@@ -182,7 +182,7 @@ REFUSED = [
     (["--messages=ROLE"], "role: expected one of system, user, assistant, got 'robot'"),
     (["--messages=ASSISTANT"], "messages: expected the last one to be the user's"),
     (["--messages=MESSAGES", "--model=CHAT", "--system=Hi"], "system: expected one system message"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def refusals(tmp_path_factory, chat_model):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", COPIES], cwd=ROOT, input=json.dumps(asked),
         capture_output=True, text=True,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert len(results) == len(REFUSED)

@@ -42,7 +42,7 @@ def test_decode_layer_records_an_audited_run(tmp_path):
     run = tmp_path / "run"
     assert {p.name for p in run.iterdir()} == {
         "run.json", "start_0", "summary.json", "report.html", "manifest.json",
-    }  # fmt: skip
+    }
     assert Verification(run).check() == []
     summary = json.loads((run / "summary.json").read_text())
     assert summary["passed"] and summary["recorded"] == summary["passed_steps"] == 4
@@ -169,5 +169,5 @@ def test_benchmark_prints_every_peer():
     for words in (
         "unsharded Flax layer", "layer on shards", "tensor parallel layer", "unsharded Flax",
         "every layer on shards", "transformers on torch", "floor:",
-    ):  # fmt: skip
+    ):
         assert words in result.stdout

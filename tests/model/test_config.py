@@ -64,7 +64,7 @@ def test_size_of_letters():
     cfg = models.THREE
     assert {d: cfg.size(d) for d in "DKGHFVC2"} == {
         "D": 46, "K": 3, "G": 2, "H": 10, "F": 58, "V": 67, "C": 4, "2": 2,
-    }  # fmt: skip
+    }
 
 
 def test_transformers_5_form(read):
@@ -72,7 +72,7 @@ def test_transformers_5_form(read):
         rope_theta=None, rope_parameters={"rope_theta": 5e5, "rope_type": "default"},
         torch_dtype=None, dtype="bfloat16", sliding_window=None,
         layer_types=["full_attention"] * 3,
-    )  # fmt: skip
+    )
     assert cfg == dataclasses.replace(models.THREE, rope_theta=5e5, dtype="bfloat16")
 
 
@@ -166,7 +166,7 @@ REFUSED = {
     "head_dim zero": (dict(head_dim=0), "head_dim: expected an even int above 0, got 0"),
     "head_dim negative": (dict(head_dim=-2), "head_dim: expected an even int above 0, got -2"),
     "head_dim bool": (dict(head_dim=False), "head_dim: expected an even int above 0, got False"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("changes, message", REFUSED.values(), ids=REFUSED)
@@ -180,9 +180,9 @@ def test_all_faults_in_one_message(read):
     said = refusal(
         read, model_type="gemma", hidden_size="46", vocab_size=None, qk_norm=True,
         rope_scaling={"type": "yarn"}, use_sliding_window=True,
-    )  # fmt: skip
+    )
     for key in ("model_type", "hidden_size", "vocab_size", "qk_norm", "rope_scaling",
-                "use_sliding_window"):  # fmt: skip
+                "use_sliding_window"):
         assert key in said
 
 
@@ -190,7 +190,7 @@ def test_all_faults_in_one_message(read):
     "content, message",
     [(b"{", "config.json: expected JSON"), (b"\xff\xfe", "config.json: expected JSON"),
      (b"[1]", "expected a JSON object, got list")],
-)  # fmt: skip
+)
 def test_refuses_other_content(tmp_path, content, message):
     (tmp_path / "config.json").write_bytes(content)
     said = refusal(ModelConfig.from_hf, tmp_path)
@@ -212,7 +212,7 @@ def test_a_written_config_reads_as_the_same(tmp_path, name):
 PARAMETERS = {
     "0.5b": 494_032_768, "1.5b": 1_543_714_304, "3b": 3_085_938_688, "7b": 7_615_616_512,
     "14b": 14_770_033_664, "32b": 32_763_876_352, "72b": 72_706_203_648,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", QWEN25)

@@ -155,7 +155,7 @@ def test_50_greedy_tokens(pair):
     ref = pair.torch.generate(
         torch.from_numpy(prompt).long(), attention_mask=torch.ones(2, 5, dtype=torch.long),
         max_new_tokens=50, do_sample=False, eos_token_id=None, pad_token_id=0,
-    ).numpy()  # fmt: skip
+    ).numpy()
     cache, tokens, out = reference.init_cache(pair.cfg, 2, LENGTH), prompt, [prompt]
     for pos in (0, *range(5, 54)):
         tokens, cache = next_token(pair.flax, tokens, cache, jnp.full(2, pos))
@@ -214,7 +214,7 @@ def test_rope_by_hand():
     expected = [
         1 * np.cos(a) - 3 * np.sin(a), 2 * np.cos(b) - 4 * np.sin(b),
         3 * np.cos(a) + 1 * np.sin(a), 4 * np.cos(b) + 2 * np.sin(b),
-    ]  # fmt: skip
+    ]
     np.testing.assert_allclose(out, expected, rtol=1e-6)
     np.testing.assert_array_equal(np.asarray(functions.rope(x, jnp.array([0]), 100.0)), x)
 

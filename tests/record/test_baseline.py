@@ -22,7 +22,7 @@ def seed_job():
         cfg=QWEN25["1.5b"], nodes=2, interval=Interval(12), sampling=Sampling(), platform="cuda",
         hardware=L4, dtype="float32", length=100, cold_starts=5, steps=50, seed=0,
         prompts=((("text", (1, 2)),),) * 5,
-    )  # fmt: skip
+    )
 
 
 CHANGES = {

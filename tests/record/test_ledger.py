@@ -106,7 +106,7 @@ def test_the_ledger_names_an_instruction_and_a_reader_for_every_transfer(program
     assert readers["layers.0.down"] == ["layer_1/qkv statistic", "layers.1.qkv"]
     assert by_operator["layers.0.qkv"]["received"] == {
         "dim": "K", "coordinates": [[0, 1], [1, 2], [2, 2]],  # two KV groups on three nodes
-    }  # fmt: skip
+    }
     if model.whole:
         assert readers["layers.2.down"] == ["head statistic", "embed"]
         assert "largest logit" in readers["embed"] and "best value" in readers["embed"]

@@ -53,7 +53,7 @@ def other_nodes(decoder, values):
     x = values["residual"]
     devices = list(x.sharding.mesh.devices.flat)[::-1]
     mesh = jax.make_mesh((N,), ("node",), devices=devices,
-                         axis_types=(jax.sharding.AxisType.Explicit,))  # fmt: skip
+                         axis_types=(jax.sharding.AxisType.Explicit,))
     jax.device_put(x, jax.NamedSharding(mesh, x.sharding.spec)).delete()
 
 
@@ -75,7 +75,7 @@ PROGRAMS = {
     "a shard to another node": ("interval", one_shard, "expected no copy between devices, got 1"),
     # The last one, as it runs on into what follows.
     "left running at the end": ("after", unfinished, "to end in the pass, got 1 that did not"),
-}  # fmt: skip
+}
 
 
 def parts(x):

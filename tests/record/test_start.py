@@ -40,7 +40,7 @@ def test_two_rows_end_early_and_the_record_says_so(model, tmp_path):
     """An end-of-text id ends a row; the run stops when both have ended."""
     prompts = ((("a", (3, 4, 5)), ("b", (7,))),)
     free = runs.record(tmp_path / "free", runs.job(model, steps=6, prompts=prompts, cold_starts=1,
-                                                   length=9))  # fmt: skip
+                                                   length=9))
     tokens = np.array(read(free, "start_0/summary.json")["tokens"])
     assert tokens.shape == (2, 6)
     ends = tuple(int(row[2]) for row in tokens)

@@ -96,7 +96,7 @@ def run(browser, tmp_path, page, size, scheme, *arguments) -> subprocess.Complet
         "--enable-logging=stderr", "--virtual-time-budget=3000", f"--user-data-dir={tmp_path}/user",
         f"--blink-settings=preferredColorScheme={_SCHEMES[scheme]}",
         f"--window-size={width},{height}", *arguments, pathlib.Path(page).as_uri(),
-    ]  # fmt: skip
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
@@ -156,7 +156,7 @@ def read_png(data: bytes, rows: int = 300) -> np.ndarray:
             elif kind == 4:
                 guess = left + up - corner
                 near = min((abs(guess - left), 0, left), (abs(guess - up), 1, up),
-                           (abs(guess - corner), 2, corner))  # fmt: skip
+                           (abs(guess - corner), 2, corner))
                 line[i] = (line[i] + near[2]) & 255
         above = line
         out.append(line)
@@ -216,5 +216,5 @@ def test_complaints_would_be_heard(browser, pages, tmp_path):
 def _luminance(*rgb: int) -> float:
     """WCAG's relative luminance."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in
-              (x / 255 for x in rgb)]  # fmt: skip
+              (x / 255 for x in rgb)]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))

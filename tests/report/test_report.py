@@ -35,7 +35,7 @@ def whole_run(model, tmp_path_factory):
     """The whole model inside on three nodes."""
     job = runs.job(
         model, ((5, 6),), interval=Interval(0, 3), nodes=3,
-    )  # fmt: skip
+    )
     return runs.record(tmp_path_factory.mktemp("report") / "whole", job)
 
 
@@ -153,7 +153,7 @@ def test_figures_are_those_of_the_files(run, request):
             worst[name] = max(worst[name], error)
     assert ", ".join(f"{n} {x:.1e}" for n, x in worst.items()) + "; bound 1.0e-05" in found.text
     medians = [statistics.median(x["seconds"] for x in of if x["step"] > 0 and not x["traced"])
-               for of in lines]  # fmt: skip
+               for of in lines]
     assert f"{statistics.median(medians) * 1e3:.2f} ms median time of a step" in found.text
     reductions = [r for row in steps[0]["ledger"] for r in row["reductions"]]
     reductions += (steps[0]["public"] or {"reductions": []})["reductions"]
@@ -280,7 +280,7 @@ def _audit_fails(copy):
     path = copy / "start_0/audit_T1/certificate.json"
     verdict = files.read_json(path)["verdict"]
     violation = {"code": "EXTRA", "text": "one more", "line": "%x", "scope": "", "path": ["a"],
-                 "holds": "everything"}  # fmt: skip
+                 "holds": "everything"}
     edit_json(path, verdict=verdict | {"ok": False, "violations": [violation]})
     return "EXTRA"
 
@@ -340,7 +340,7 @@ def _copies_differ(copy):
         _summary_is_garbage, _lines_are_garbage, _copies_differ,
     ],
     ids=lambda f: f.__name__[1:],
-)  # fmt: skip
+)
 def test_what_failed_looks_failed(copy, change):
     said = change(copy)
     found = page(copy)

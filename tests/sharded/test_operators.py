@@ -38,7 +38,7 @@ def test_published_interval():
     assert [row.scope for row in rows] == [
         "entry", "layer_0/qkv", "layer_0/attention", "layer_0/out", "layer_0/gate_up",
         "layer_0/down", "layer_1/qkv",
-    ]  # fmt: skip
+    ]
     norm = (AllReduce, (1, 1, 1), (1, 1, 1))
     qkv = (ReduceScatter, (1, 1, 2, 8, 128), (1, 1, 1, 8, 128))
     residual = (ReduceScatter, (1, 1, 1536), (1, 1, 768))
@@ -48,7 +48,7 @@ def test_published_interval():
     contracted = [c.contracted for c in scatters(rows)]
     assert weights == [
         "layers.0.qkv", "layers.0.out", "layers.0.gate_up", "layers.0.down", "layers.1.qkv",
-    ]  # fmt: skip
+    ]
     assert contracted == ["D", "K", "D", "F", "D"]
 
 
@@ -108,7 +108,7 @@ def test_whole_model():
         *[("top-k count", "add", (2, 15))] * 8, ("largest logit", "max", (2,)),
         ("total mass", "add", (2,)), *[("top-p mass", "add", (2, 15))] * 8,
         ("best value", "max", (2,)), ("chosen token", "min", (2,)),
-    ]  # fmt: skip
+    ]
     assert [r.scope for r in interval.boundaries(m, 2, 16)] == ["embed", *layers]
     untied = dataclasses.replace(cfg, tied=False)
     head = interval.boundaries(model(untied, 3, depth=2), 1, 1)[-2]
@@ -157,7 +157,7 @@ def test_owned_in_words():
     plan = Plan(QWEN25["1.5b"], 3)
     assert [interval.owned(plan, "activation", q) for q in range(3)] == [
         "F 0..2986", "F 2987..5973", "F 5974..8959",
-    ]  # fmt: skip
+    ]
     assert [interval.owned(plan, "k", q) for q in range(3)] == ["K 0", "K 1", "K none"]
 
 

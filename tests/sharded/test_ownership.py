@@ -19,7 +19,7 @@ from tests import models
 
 FIELDS = {
     "D": "hidden_size", "K": "num_key_value_heads", "F": "intermediate_size", "V": "vocab_size",
-}  # fmt: skip
+}
 sizes = st.integers(1, 200)
 
 
@@ -89,7 +89,7 @@ def test_an_uneven_split_by_hand():
     assert (split.block, split.padded) == (2987, 8961)
     assert [split.owned(q) for q in range(3)] == [
         range(0, 2987), range(2987, 5974), range(5974, 8960),
-    ]  # fmt: skip
+    ]
     groups = Split("K", 2, 3)
     assert (groups.block, groups.padded) == (1, 3)
     assert [list(groups.owned(q)) for q in range(3)] == [[0], [1], []]
@@ -202,7 +202,7 @@ def test_description_is_plain_data_with_every_owner():
     assert said["splits"]["F"] == {
         "meaning": "intermediate_size", "size": 8960, "padded": 8961,
         "owned": [[0, 2987], [2987, 5974], [5974, 8960]],
-    }  # fmt: skip
+    }
     assert said["splits"]["K"]["owned"] == [[0, 1], [1, 2], [2, 2]]
     assert said["state"]["cache_k"] == {"dims": ["B", "K", "S", "H"], "split": "K"}
     assert said["state"].keys() == STATE.keys()

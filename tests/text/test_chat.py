@@ -62,7 +62,7 @@ def test_one_conversation_or_several(file):
         ([said("user", "")], "content: expected at least one token, got ''"),
         ([HELLO, [said("user", "")]], "conversation 1, the last one"),
     ],
-)  # fmt: skip
+)
 def test_anything_else_is_refused_in_one_line(file, content, words):
     path = file(content)
     with pytest.raises(ValueError) as e:

@@ -13,7 +13,7 @@ QWEN = {
     "bos_token_id": 151643, "pad_token_id": 151643, "do_sample": True,
     "eos_token_id": [151645, 151643], "repetition_penalty": 1.1, "temperature": 0.7, "top_p": 0.8,
     "top_k": 20, "transformers_version": "4.37.0",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_what_is_not_applied_is_said(read):
     notes = read({"num_beams": 4, "bad_words_ids": [[5]], "min_new_tokens": 3, "new_key": 1}).notes
     assert [n.split(":")[0] for n in notes] == [
         "bad_words_ids", "min_new_tokens", "new_key", "num_beams",
-    ]  # fmt: skip
+    ]
     (note,) = read({}, top_k=5).notes
     assert "--top_k has no effect" in note
     assert read({}, temperature=0.0).notes == read({}, temperature=0.5, top_k=5).notes == ()

@@ -31,7 +31,7 @@ def whole_run(model, tmp_path_factory):
     """The whole model inside on three nodes, tokens drawn, a prompt of one token."""
     job = runs.job(
         model, ((5,),), 2, interval=Interval(0, 3), nodes=3, sampling=Sampling(0.9, 20, 0.9),
-    )  # fmt: skip
+    )
     return runs.record(tmp_path_factory.mktemp("verify") / "whole", job)
 
 
@@ -101,7 +101,7 @@ FILES = [
     "start_0/steps.jsonl", "start_1/steps.jsonl", "start_0/summary.json",
     "start_0/audit_T1/certificate.json", "start_0/audit_T1/interval.hlo",
     "start_1/audit_T4/interval.hlo", "start_1_failed_0/failure.json",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -349,7 +349,7 @@ EDITS = {
     "missing field": (drop_field, "line 3: expected the fields of a record, missing ['copies_ag"),
     "extra field": (line(2, more=1), "line 3: expected the fields of a record"),
     "field of another kind": (line(2, live=3), "line 3: expected the record of a pass"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", EDITS)
@@ -509,7 +509,7 @@ OTHERS = {
         "start_1_failed_0/failure.json: field steps_recorded: expected 0, got 50",
     ),
     "exchanged starts": (exchange_starts, "start_0/steps.jsonl line 1: field start: expected 0"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -544,7 +544,7 @@ def test_the_owners_of_the_logits_are_checked(whole_copy):
         i for i, row in enumerate(json.loads((whole_copy / "start_0/steps.jsonl").read_text()
                                              .splitlines()[0])["ledger"])
         if row["boundary"] == "head"
-    )  # fmt: skip
+    )
     whole_copy.lines(inside(0, "ledger", head, "owners", "logits", "shards", 2, "node", value=0))
     runs.reseal(whole_copy.folder)
     words = f"field ledger[{head}].owners.logits.shards[2].node: expected 2, got 0"
@@ -595,7 +595,7 @@ def test_running_steps_again_finds_made_up_numbers_and_tokens(copy):
     assert again.exact == 6  # those of before
     assert [f.partition(":")[0] for f in found] == [
         f"{where} 2 (computed again)", f"{where} 4 (computed again)",
-    ]  # fmt: skip
+    ]
     assert "numbers.logits.sample: expected a difference of at most 2e-05" in found[0]
 
 

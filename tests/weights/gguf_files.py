@@ -18,7 +18,7 @@ MARKED = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>"]  # the last 
 CFG = ModelConfig(
     L=2, D=96, K=2, G=3, H=16, F=64, V=300, tied=True,
     eps=1e-5, rope_theta=1e5, max_len=256, dtype="float32",
-)  # fmt: skip
+)
 QUANTIZED = gguf.GGMLQuantizationType.Q8_0
 
 

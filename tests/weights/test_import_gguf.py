@@ -56,7 +56,7 @@ def test_logits_are_those_of_the_architecture_in_transformers(imported):
         num_attention_heads=CFG.K * CFG.G, num_key_value_heads=CFG.K, rms_norm_eps=CFG.eps,
         max_position_embeddings=CFG.max_len, tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": CFG.rope_theta},
-    )  # fmt: skip
+    )
     theirs = kind(config).eval()
     state = {n: torch.from_numpy(x) for n, x in gguf_files.tensors(arch=arch).items()}
     faults = theirs.load_state_dict(state, strict=False)

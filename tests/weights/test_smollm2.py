@@ -29,7 +29,7 @@ def test_config(folder):
         L=30, D=576, K=3, G=3, H=64, F=1536, V=49152, tied=True,
         eps=1e-5, rope_theta=1e5, max_len=8192, dtype="float32",
         qkv_bias=False,
-    )  # fmt: skip
+    )
 
 
 def test_tokenizer(gguf_path, tokenizer):

@@ -13,11 +13,11 @@ from fcjax.audit.hlo.proto import Unauditable
 
 FLOATS = {
     "f64": np.float64, "f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16,
-}  # fmt: skip
+}
 _INTS = {
     "pred": np.bool_, "s8": np.int8, "s16": np.int16, "s32": np.int32, "s64": np.int64,
     "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _right_arithmetic(a, unsigned, count, far):
 _DIRECTIONS = {
     "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal,
     "GT": np.greater, "GE": np.greater_equal,
-}  # fmt: skip
+}
 
 
 def _compare(i: Instruction, types, a, b):

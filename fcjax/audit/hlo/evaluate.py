@@ -23,7 +23,7 @@ from fcjax.audit.hlo.sums import Product
 COLLECTIVES = {
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-broadcast",
     "collective-permute", "ragged-all-to-all",
-}  # fmt: skip
+}
 _LOCAL = ELEMENTWISE | movement.MOVEMENT | sums.SUMS
 _GEMMS = {"__cublas$gemm", "__cublas$lt$matmul"}
 # Of a value that waits for its sum these are views of its two factors; see `sums.Product`.

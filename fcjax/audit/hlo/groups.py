@@ -31,7 +31,7 @@ Groups = tuple[tuple[int, ...], ...]
 # Collectives that say whether their ids are global, and those that cannot.
 _MAY_BE_GLOBAL = {
     "all-gather", "all-gather-start", "all-reduce", "all-reduce-start", "reduce-scatter",
-}  # fmt: skip
+}
 _NEVER_GLOBAL = {"all-to-all", "collective-broadcast", "ragged-all-to-all"}
 
 

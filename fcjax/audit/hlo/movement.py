@@ -16,7 +16,7 @@ _LITERALS = {
     "pred": "preds", "s8": "s8s", "s16": "s16s", "s32": "s32s", "s64": "s64s", "u8": "u8s",
     "u16": "u16s", "u32": "u32s", "u64": "u64s", "f32": "f32s", "f64": "f64s", "f16": "f16s",
     "bf16": "bf16s",
-}  # fmt: skip
+}
 
 
 def literal(i: Instruction) -> np.ndarray:

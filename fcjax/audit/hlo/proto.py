@@ -20,7 +20,7 @@ class Unauditable(ValueError):
 # "[Name]" is a repeated message. "-" is known and not needed: it is skipped, whatever it holds.
 INT, BOOL, STR, BYTES, INTS, BYTESS, SKIP = (
     "int", "bool", "str", "bytes", "ints", "bytess", "-",
-)  # fmt: skip
+)
 
 MESSAGES = {
     "HloModuleProto": {
@@ -184,7 +184,7 @@ MESSAGES = {
     },
     "Donors": {1: ("entries", "[Donor]")},
     "Donor": {1: ("parameter_number", INT), 2: ("parameter_shape_index", INTS)},
-}  # fmt: skip
+}
 
 _EMPTY = {INT: 0, BOOL: False, STR: "", BYTES: b""}
 

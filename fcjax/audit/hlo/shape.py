@@ -10,7 +10,7 @@ _DTYPES = {
     18: "c128", 19: "f8e5m2", 20: "f8e4m3fn", 21: "s4", 22: "u4", 23: "f8e4m3b11fnuz",
     24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4", 30: "s1",
     31: "u1", 32: "f4e2m1fn", 33: "f8e8m0fnu", 35: "f6e3m2fn", 36: "f6e2m3fn",
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def read_shape(proto: dict, where: str) -> Shape:
     if layout and (
         layout["tiles"] or layout["split_configs"] or layout["physical_shape"]
         or layout["dynamic_shape_metadata_prefix_bytes"]
-    ):  # fmt: skip
+    ):
         raise Unauditable(f"{where}: expected a plain layout, got a tiled, split or sparse one")
     dims = proto["dimensions"]
     if dtype in ("tuple", "token", "opaque"):

@@ -17,7 +17,7 @@ _LARGE = 1 << 16  # numbers from which on a product waits for its sum
 _COMBINERS = {
     "add": np.add, "multiply": np.multiply, "maximum": np.maximum, "minimum": np.minimum,
     "and": np.bitwise_and, "or": np.bitwise_or,
-}  # fmt: skip
+}
 
 
 def _end(sign: int):
@@ -34,7 +34,7 @@ def _end(sign: int):
 _NEUTRAL = {  # what changes nothing
     np.add: lambda dtype: 0, np.multiply: lambda dtype: 1,
     np.maximum: _end(-1), np.minimum: _end(1),
-}  # fmt: skip
+}
 
 
 def contract(a, b, left, right, left_batch=(), right_batch=()) -> np.ndarray:

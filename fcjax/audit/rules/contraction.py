@@ -58,7 +58,7 @@ def dot(instruction: Instruction, a: Value, b: Value, numbers: dict) -> Value:
         return mixed(instruction, instruction.shape, [a, b])
     a, b = a.plain(), b.plain()
     free = [[d for d in range(len(v.dims)) if d not in used] for v, used in
-            ((a, (*left, *left_batch)), (b, (*right, *right_batch)))]  # fmt: skip
+            ((a, (*left, *left_batch)), (b, (*right, *right_batch)))]
     free_a, free_b = ([v.dims[d] for d in dims] for v, dims in zip((a, b), free, strict=True))
     batch = [(a.dims[i], b.dims[j]) for i, j in zip(left_batch, right_batch, strict=True)]
     summed = [(a.dims[i], b.dims[j]) for i, j in zip(left, right, strict=True)]

@@ -49,7 +49,7 @@ def _is_table(table: Value, along: int) -> bool:
         if len(tags) != len(digits) or len(digits) > 1:
             return False
         whole = all(isinstance(t, Part) and (t.axis.size, t.stride) == (dg.size(digits), 1)
-                    and not t.axis.inner and not t.axis.parts for t in tags)  # fmt: skip
+                    and not t.axis.inner and not t.axis.parts for t in tags)
         if not whole or (d == along and any(map(is_split, tags))):
             return False
     return True

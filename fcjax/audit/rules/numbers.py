@@ -13,11 +13,11 @@ _CARRIED = {"bitcast", "broadcast", "convert", "copy", "reshape"}
 _OPERATORS = {
     "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "and": operator.and_,
     "or": operator.or_, "xor": operator.xor, "maximum": max, "minimum": min,
-}  # fmt: skip
+}
 _DIRECTIONS = {
     "EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le,
     "GT": operator.gt, "GE": operator.ge,
-}  # fmt: skip
+}
 _INTEGERS = {"pred", "s32", "u32"}
 _LARGE = 1 << 31  # beyond it, types wrap around
 

@@ -19,7 +19,7 @@ Digits = tuple[Digit, ...]
 # Operators that take or place elements, and what of them is no part of what they do.
 _MOVES = {
     "bitcast", "broadcast", "convert", "copy", "dynamic-slice", "reshape", "slice", "transpose",
-}  # fmt: skip
+}
 _PRODUCTS = {"multiply", "add", "subtract", "divide", "select", "maximum", "minimum"}
 _NAMES = {"name", "id", "operand_ids", "metadata", "sharding", "frontend_attributes"}
 

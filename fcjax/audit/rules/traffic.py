@@ -14,12 +14,12 @@ from fcjax.audit.verdict import Violation
 # Collectives that `provenance` judges one by one, where it can see their operands.
 JUDGED = {
     "all-gather", "all-gather-start", "all-reduce", "all-reduce-start", "reduce-scatter",
-}  # fmt: skip
+}
 # Collectives that no contract contains.
 COLLECTIVES = JUDGED | {
     "all-to-all", "collective-broadcast", "collective-permute", "collective-permute-start",
     "ragged-all-to-all",
-}  # fmt: skip
+}
 # Transfers to or from the host or another device.
 TRANSFERS = {"infeed", "outfeed", "recv", "recv-done", "send", "send-done"}
 # Custom calls that XLA's backends expand themselves, before they look for one that is registered
@@ -41,7 +41,7 @@ _STRUCTURE = _CALLS | {
     "add-dependency", "after-all", "all-gather-done", "all-reduce-done", "async-done",
     "async-update", "collective-permute-done", "conditional", "copy-done", "copy-start",
     "custom-call", "fusion", "get-tuple-element", "opt-barrier", "parameter", "tuple", "while",
-}  # fmt: skip
+}
 _KNOWN = set(local.RULES) | _STRUCTURE | COLLECTIVES | TRANSFERS
 
 

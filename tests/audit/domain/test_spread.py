@@ -27,7 +27,7 @@ def test_a_cut_deals_out_the_major_coordinates():
     heads = Part(sp.axis(PAIRS, 32, False), 16), Part(sp.axis(PAIRS, 32, False), 1)
     assert sp.retag(((Digit(2, heads[0]),), (Digit(16, heads[1]),))) == (
         (Digit(2, _part(2)),), (Digit(16, COORDINATES),),
-    )  # fmt: skip
+    )
 
 
 def test_what_was_dealt_out_and_is_gathered_is_whole():

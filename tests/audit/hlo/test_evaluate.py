@@ -57,7 +57,7 @@ SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-38, 3e38, -2.5], np.f
         jnp.abs, jnp.cbrt, jnp.ceil, jnp.cos, jnp.exp, jnp.expm1, jnp.floor, jnp.isfinite,
         jnp.log1p, lax.logistic, jnp.negative, jnp.round, jnp.sign, jnp.sin, jnp.tanh, lax.round,
     ],
-)  # fmt: skip
+)
 def test_functions_of_one_float(fn):
     values = P if fn is jnp.log1p else X
     _agree(fn, values)
@@ -76,7 +76,7 @@ def test_functions_of_a_positive_float(fn):
         lax.atan2, lambda a, b: a < b, lambda a, b: a >= b, lambda a, b: a == b,
         lambda a, b: jnp.where(a > b, a, b), lambda a, b: lax.clamp(jnp.float32(-1), a, jnp.abs(b)),
     ],
-)  # fmt: skip
+)
 def test_functions_of_two_floats(fn):
     _agree(fn, X, X[::-1].copy())
 
@@ -246,7 +246,7 @@ ENTRY e {{ x = f32[{x}] parameter(0)
         ("1", "p", "1,2", "0"), ("0,1", "p", "0,1", "2"), ("1", "q", "0", "1,2"),
         ("", "p", "2", "0,1"), ("0", "p", "0,1,2", ""), ("1", "r", "2", ""),
     ],
-)  # fmt: skip
+)
 def test_a_multiplication_and_its_sum(n, dims, value, over, kept):
     size = {"p": (4, n, 6), "q": (n, 4, 6), "r": (n // 2, 2, 24)}[value]
     axes = [int(d) for d in dims.split(",") if d]
@@ -256,7 +256,7 @@ def test_a_multiplication_and_its_sum(n, dims, value, over, kept):
     text = PRODUCT.format(
         x=",".join(map(str, shape)), n=n, dims=dims, half=n // 2, value=value, over=over,
         kept=",".join(left),
-    )  # fmt: skip
+    )
     x, w = RNG.standard_normal(shape), RNG.standard_normal((4, n, 6))
     p = (
         np.broadcast_to(x.reshape([(4, n, 6)[d] if d in axes else 1 for d in range(3)]), w.shape)

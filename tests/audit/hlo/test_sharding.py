@@ -15,13 +15,13 @@ from fcjax.audit.hlo.sharding import blocks
 )
 def test_blocks_of_a_parameter(spec):
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2,
-                         devices=jax.devices()[:4])  # fmt: skip
+                         devices=jax.devices()[:4])
     sharding = jax.NamedSharding(mesh, jax.P(*spec))
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=sharding)
     (p,) = parse(jax.jit(lambda x: x + 1).lower(x).compile().as_text()).entry.parameters
     index = sharding.devices_indices_map((8, 8))
     starts = [[s.indices(8)[0] // n for s, n in zip(index[d], p.shape.dims, strict=True)]
-              for d in mesh.devices.flat]  # fmt: skip
+              for d in mesh.devices.flat]
     assert blocks(p["sharding"], 2, 4, "x") == tuple(map(tuple, starts))
     with pytest.raises(Unauditable):
         blocks(p["sharding"] | {"type": 1, "named_sharding": None}, 2, 4, "x")

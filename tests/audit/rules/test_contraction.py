@@ -176,7 +176,7 @@ def test_a_dot_with_batch_dimensions(turn):
     state = X.replace(dims=(X.dims[0], *dg.reshape((X.dims[1],), (4, 3))), shape=array(3, 4, 3))
     weight = W.replace(dims=dg.reshape(W.dims, (4, 3, 10)), shape=array(4, 3, 10))
     spec, operands = ("bkc,kcf->kbf", (state, weight)) if turn > 0 else (
-        "kcf,bkc->kfb", (weight, state))  # fmt: skip
+        "kcf,bkc->kfb", (weight, state))
     out = dot(spec, *operands)
     high = Digit(4, Part(D, 3), Part(D, 3))
     assert out.dims == ((high,), *((ROWS,), (COLUMNS,))[::turn])
@@ -213,14 +213,14 @@ def test_a_dot_of_a_value_with_itself_turned_is_no_sum_of_squares():
     numbers = {
         "lhs_contracting_dimensions": (2,), "rhs_contracting_dimensions": (2,),
         "lhs_batch_dimensions": (0, 1), "rhs_batch_dimensions": (1, 0),
-    }  # fmt: skip
+    }
     out = contraction.dot(instruction("dot", 3, 3), cube, cube, numbers)
     assert out.product is None and contraction.statistic_fault(out)
     flat = cube.replace(dims=(*cube.dims[:2], *dg.reshape(cube.dims[2:], (3, 4))))
     numbers = {
         "lhs_contracting_dimensions": (0, 1), "rhs_contracting_dimensions": (1, 0),
         "lhs_batch_dimensions": (2, 3), "rhs_batch_dimensions": (2, 3),
-    }  # fmt: skip
+    }
     out = contraction.dot(instruction("dot", 3, 4), flat, flat, numbers)
     assert out.product is None and contraction.statistic_fault(out)
 
@@ -235,7 +235,7 @@ def test_a_dot_of_a_value_with_itself_turned_is_no_sum_of_squares():
         ("bd,bc->bdc", (X, made(Public, "m", "RC", (3, 5))),
          ((Digit(3, OPAQUE),), (Digit(12, d),), (Digit(5, OPAQUE),))),
     ],
-)  # fmt: skip
+)
 def test_a_dot_with_a_public_value_mixes_rows(spec, operands, dims):
     out = dot(spec, *operands)
     assert out.dims == dims and out.product is None
@@ -442,7 +442,7 @@ OVER = (Digit(12, d, d),)
                 weight="heads"),
         product(ROWS, COLUMNS, contracted=OVER).replace(origin="a sort"),
     ],
-)  # fmt: skip
+)
 def test_what_may_leave(whole):
     assert contraction.contraction_fault(whole, ROLES) is None
 
@@ -511,7 +511,7 @@ def test_what_may_leave(whole):
         (product(Digit(3, OPAQUE), COLUMNS, contracted=OVER), "wrong-axis", "state itself"),
         (product(Digit(3), COLUMNS, contracted=OVER), "wrong-axis", "state itself"),
     ],
-)  # fmt: skip
+)
 def test_what_may_not_leave(whole, code, words):
     got, said = contraction.contraction_fault(whole, ROLES)
     assert got == code

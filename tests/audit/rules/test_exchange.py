@@ -121,7 +121,7 @@ def test_what_else_it_depends_on():
             ("wrong-reduction", "best: expected max, got min of f32 with 3 elements"),
         ),
     ],
-)  # fmt: skip
+)
 def test_another_than_declared(facts, fault):
     exchanges = Exchanges((BEST,))
     assert exchanges.take(number(**facts), facts["combine"]) == (None, fault)
@@ -189,7 +189,7 @@ OTHER = Digit(12, Part(Axis("W", 12, split=True), 1))
             "max", ("not-an-exchange", "not combined over all of"),
         ),
     ],
-)  # fmt: skip
+)
 def test_not_combined_from_all_logits(operand, combine, fault):
     taken, (code, words) = Exchanges((BEST,)).take(operand, combine)
     assert taken is None and code == fault[0]

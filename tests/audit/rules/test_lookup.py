@@ -66,7 +66,7 @@ def numbers(**changes):
         "offset_dims": (2,), "collapsed_slice_dims": (0,), "start_index_map": (0,),
         "index_vector_dim": 2, "operand_batching_dims": (), "start_indices_batching_dims": (),
         **changes,
-    }  # fmt: skip
+    }
 
 
 def gather(table=EMBED, index=IDS, shape=(3, 4, 12), sizes=(1, 12), **changes):
@@ -114,7 +114,7 @@ def test_rows_in_the_order_of_their_indices():
             ((b,), (t,), (d,)),
         ),
     ],
-)  # fmt: skip
+)
 def test_other_spellings(case, dims):
     out = gather(**case)
     assert_rows(out, case.get("shape", (3, 4, 12)), dims)
@@ -196,7 +196,7 @@ def test_what_is_no_table(dims):
         assert one(table, 1, 12) is None
     else:  # one column, which was broadcast away
         assert_rows(gather(table.replace(shape=array(50, 1)), sizes=(1, 1), shape=(3, 4, 1)),
-                    (3, 4, 1), ((b,), (t,), ()))  # fmt: skip
+                    (3, 4, 1), ((b,), (t,), ()))
 
 
 ROLE = tensor(Table, "embed", "VD", (50, 12), "D", "f32")
@@ -219,7 +219,7 @@ ENTRY e {{
         ("s = f32[49,12] slice(t), slice={[0:49], [0:12]}  z = f32[] constant(0)"
          "  u = f32[50,12] pad(s, z), padding=1_0x0_0", None),
     ],
-)  # fmt: skip
+)
 def test_in_a_program(more, state):
     (out,) = results(PROGRAM.format(more=more, table="u"), ROLE, tensor(Public, "ids", "B", (3,)))
     assert (out.kind, out.sum) == (Kind.STATE, state and (state,))
