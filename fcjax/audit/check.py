@@ -149,15 +149,22 @@ class _Check:
             self.fail("wrong-source", f"{line.operator}: expected {expected}, got {reads}", c)
 
     def open_statistics(self) -> None:
-        """Without a contract: each statistic belongs to a norm whose output is contracted."""
+        """Without a contract: each statistic belongs to a norm whose output is contracted.
+
+        The norm's scale may follow the scatter: then what was scattered is used with the statistic.
+        """
         contractions = [c for c in self.flow.crossings if isinstance(c, Contraction)]
+        values = [o.operand for o in contractions] + list(self.flow.results)
         seen: set[Statistic] = set()
         for c in self.flow.crossings:
             if not isinstance(c, StatisticFound):
                 continue
             statistic = c.statistic
-            used = any({statistic, statistic.of} <= o.operand.reads for o in contractions)
-            if not used or statistic in seen or len(seen) >= len(contractions):
+            of = [o for o in contractions if statistic.of in o.operand.reads]
+            parts = {(o.name,) for o in of} | {statistic.of} if of else set()
+            used = any(statistic in v.reads and parts & v.reads for v in values)
+            inputs = {s.of for s in seen} | {statistic.of}
+            if not used or statistic in seen or len(inputs) > len(contractions):
                 self.fail("not-a-statistic", f"{statistic} normalises no further contraction", c)
             seen.add(statistic)
 

@@ -126,7 +126,8 @@ class StatisticFound(Crossing):
 
     @property
     def statistic(self) -> Statistic:
-        return Statistic(self.operand.product.of)
+        product = contraction.power_sum(self.operand)
+        return Statistic(product.of, product.power)
 
     @property
     def name(self) -> str:
@@ -135,10 +136,11 @@ class StatisticFound(Crossing):
     @property
     def result(self) -> Value:
         reads = frozenset([self.statistic])
-        return self.operand.plain().replace(shape=self.shape, reads=reads, sum=None, trail=None)
+        known = {"reads": reads, "sum": None, "trail": None, "uniform": True}
+        return self.operand.plain().replace(shape=self.shape, **known)
 
     def _is(self, line: Expected) -> bool:
-        return line.of == self.statistic.of
+        return Statistic(line.of) == self.statistic
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,12 +15,13 @@ Sum = tuple[str, ...]
 
 
 class Statistic(NamedTuple):
-    """The all-reduced sum of squares of a boundary value."""
+    """The all-reduced sum of squares of a boundary value, or with power 1 the sum of it."""
 
     of: Sum
+    power: int = 2
 
     def __str__(self):
-        return f"sum of squares of {' + '.join(self.of)}"
+        return f"sum {'of squares ' * (self.power == 2)}of {' + '.join(self.of)}"
 
 
 class Found(NamedTuple):
@@ -72,14 +73,16 @@ class Product(NamedTuple):
     """A product with state, on its way to becoming a contraction.
 
     Attributes:
-      weight: name of the declared weight, or None for the square of a boundary value.
+      weight: name of the declared weight, or None for a power of a boundary value.
       of: the boundary value that is squared, if it is a square.
       contracted: digits over which it has been summed so far.
+      power: 2 for a square, 1 for a sum of the boundary value itself.
     """
 
     weight: str | None
     of: Sum | None
     contracted: tuple[Digit, ...] = ()
+    power: int = 2
 
 
 class Reduced(NamedTuple):
@@ -88,10 +91,12 @@ class Reduced(NamedTuple):
     Attributes:
       combine: "add", "max" or "min".
       gone: digits over which it has been combined so far.
+      of: the boundary value that is added up; None if it is anything else.
     """
 
     combine: str
     gone: tuple[Digit, ...]
+    of: Sum | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,6 +110,10 @@ class Value:
       origin: for a weight its name; for a public value where it comes from; for state the last
         thing that was done to it which no honest operator does, "" if there is none.
       sum: if the value is a boundary value, its parts; None otherwise.
+      image: the boundary value that it was before uniform numbers scaled or shifted it.
+      uniform: one number for each row, the same on all nodes: made of constants and statistics.
+      number_of: of a truth value: (a value, true or false) if that is what it is where the value
+        is a finite number, or no NaN.
       reads: the boundary values and statistics that it is a function of.
       product: set while it is a product of state with a weight or with itself.
       reduced: set while nothing was done to it since coordinates of state were combined.
@@ -126,6 +135,14 @@ class Value:
     complete: bool = False
     trail: Trail | None = None
     spread: Spread | None = None
+    image: Sum | None = None
+    uniform: bool = False
+    number_of: "tuple[Value, bool] | None" = None
+
+    @property
+    def boundary(self) -> Sum | None:
+        """The boundary value that it is, or whose image it is."""
+        return self.image if self.sum is None else self.sum
 
     def replace(self, **changes) -> "Value":
         return dataclasses.replace(self, **changes)

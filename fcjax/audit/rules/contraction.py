@@ -43,8 +43,8 @@ def multiply(instruction: Instruction, a: Value, b: Value) -> Value | None:
         state, weight = (a.plain(), b) if a.kind is Kind.STATE else (b.plain(), a)
         dims = tuple(dg.join(_pair(x, y)) for x, y in zip(state.dims, weight.dims, strict=True))
         return _state(instruction, dims, [state], Product(weight.origin, None))
-    if _same_boundary(a, b):
-        return _state(instruction, a.dims, [a], Product(None, a.sum))
+    if same_boundary(a, b):
+        return _state(instruction, a.dims, [a], Product(None, a.boundary))
     return None
 
 
@@ -71,9 +71,9 @@ def dot(instruction: Instruction, a: Value, b: Value, numbers: dict) -> Value:
         return _sum(whole, [d for x, y in summed for d in pair(x, y)])
     # Turned against itself, a value is multiplied with others of its coordinates.
     in_line = (left, left_batch) == (right, right_batch)
-    if _same_boundary(a, b) and in_line and not (free_a or free_b):
+    if same_boundary(a, b) and in_line and not (free_a or free_b):
         dims = tuple(x for x, _ in batch)
-        whole = _state(instruction, dims, [a], Product(None, a.sum))
+        whole = _state(instruction, dims, [a], Product(None, a.boundary))
         return _sum(whole, [d for x, _ in summed for d in x])
     states = [v for v in (a, b) if v.kind is Kind.STATE]
     # Along the free dimensions of a public factor, state is a mixture of its coordinates.
@@ -142,8 +142,8 @@ def _combined(whole: Value, value: Value, gone: list[Digit], combine: str) -> Va
     """`whole`, which is `value` combined over these digits."""
     if value.product is not None:
         return _sum(whole, gone)
-    before = value.reduced.gone if value.reduced else ()
-    return whole.replace(reduced=Reduced(combine, (*before, *gone)))
+    before = value.reduced or Reduced(combine, (), value.boundary if combine == "add" else None)
+    return whole.replace(reduced=before._replace(gone=(*before.gone, *gone)))
 
 
 def contraction_fault(value: Value, weights: dict[str, Tensor]) -> tuple[str, str] | None:
@@ -188,9 +188,10 @@ def contraction_fault(value: Value, weights: dict[str, Tensor]) -> tuple[str, st
 def statistic_fault(value: Value) -> tuple[str, str] | None:
     """Why a state value is not a declared statistic; None if it is.
 
-    A declared statistic is the sum of squares of a boundary value over its whole split axis.
+    A declared statistic is the sum of squares of a boundary value over its whole split axis, or
+    the sum of it.
     """
-    product = value.product
+    product = power_sum(value)
     if product is None or product.of is None:
         return "not-a-statistic", "it is not the sum of squares of a norm's input"
     summed = dg.collect(product.contracted, "state")
@@ -203,6 +204,13 @@ def statistic_fault(value: Value) -> tuple[str, str] | None:
     if any(not isinstance(d.state, Part) or is_split(d.state) for d in value.digits):
         return "not-a-statistic", "coordinates of the state run along the sum"
     return None
+
+
+def power_sum(value: Value) -> Product | None:
+    """The value as a sum of products; a boundary value that was added up is one of power 1."""
+    if value.product is None and value.reduced and value.reduced.of is not None:
+        return Product(None, value.reduced.of, value.reduced.gone, 1)
+    return value.product
 
 
 def _parts(digits, axis) -> list[tuple[int, int]]:
@@ -222,11 +230,12 @@ def _mixture(digits) -> tuple[Digit, ...]:
     return dg.join([Digit(dg.size(digits), dg.OPAQUE)])
 
 
-def _same_boundary(a: Value, b: Value) -> bool:
+def same_boundary(a: Value, b: Value) -> bool:
+    """Are both the same boundary value, or images of it, in the same order?"""
     return (
         a.kind is b.kind is Kind.STATE
-        and a.sum is not None
-        and (a.sum, a.dims) == (b.sum, b.dims)
+        and a.boundary is not None
+        and (a.boundary, a.dims) == (b.boundary, b.dims)
         and all(d.state != dg.OPAQUE for d in a.digits)
     )
 

@@ -5,7 +5,6 @@ standing as a boundary value, and such a value may not leave the node. An operat
 listed is an `Unauditable` error.
 """
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -13,7 +12,7 @@ from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.digits import Digit, Dims
 from fcjax.audit.domain.values import CONSTANT, Kind, Trail, Value, mixed, public
 from fcjax.audit.hlo.graph import Instruction, Unauditable
-from fcjax.audit.rules import contraction, lookup
+from fcjax.audit.rules import arithmetic, contraction, lookup
 
 
 def _is_constant(value: Value) -> bool:
@@ -31,7 +30,7 @@ def _convert(i: Instruction, value: Value) -> Value:
     # Rounding to another float keeps what a value is; integers and booleans do not.
     if {value.shape.dtype, i.shape.dtype} <= contraction.FLOATS:
         return _carry(i, value, value.dims)
-    return _elementwise(i, value)
+    return arithmetic.elementwise(i, value)
 
 
 def _bitcast(i: Instruction, value: Value) -> Value:
@@ -49,7 +48,7 @@ def _bitcast(i: Instruction, value: Value) -> Value:
 def _bitcast_convert(i: Instruction, value: Value) -> Value:
     """The bits of each element as another type; of another width, and elements come or go."""
     same = value.shape.dims == i.shape.dims
-    return _elementwise(i, value) if same else mixed(i, i.shape, [value])
+    return arithmetic.elementwise(i, value) if same else mixed(i, i.shape, [value])
 
 
 def _copy(i: Instruction, value: Value) -> Value:
@@ -69,43 +68,6 @@ def _broadcast(i: Instruction, value: Value) -> Value:
     for source, target in enumerate(i["dimensions"]):
         dims[target] = value.dims[source]
     return _carry(i, value, tuple(dims))
-
-
-def _elementwise(i: Instruction, *operands: Value) -> Value:
-    state = [v.plain() for v in operands if v.kind is Kind.STATE]
-    out = mixed(i, i.shape, list(operands))
-    if not state and any(v.kind is Kind.WEIGHT for v in operands):
-        return out
-    # Scalars may stand beside arrays, as in a clamp.
-    dims = [v.dims for v in state or operands if v.shape.dims == i.shape.dims or state]
-    return out.replace(dims=functools.reduce(dg.unify, dims)) if dims else out
-
-
-def _add(i: Instruction, a: Value, b: Value) -> Value:
-    """A sum of boundary values, or of one and its bias, is a boundary value."""
-    out = _elementwise(i, a, b)
-    if out.kind is not Kind.STATE or any(d.state == dg.OPAQUE for d in out.digits):
-        return out
-    parts: list[str] = []
-    for v in (a, b):
-        if v.kind is Kind.STATE and v.sum is not None:
-            parts += v.sum
-        elif v.kind is Kind.WEIGHT and _runs_along(v.dims, out.dims):
-            parts.append(v.origin)
-        else:
-            return out
-    total = tuple(sorted(parts))
-    return out.replace(sum=total, reads=frozenset([total]))
-
-
-def _runs_along(weight: Dims, state: Dims) -> bool:
-    """Is a bias added to the coordinates that it was declared for?"""
-    pairs = (p for x, y in zip(weight, state, strict=True) for p in dg.align(x, y))
-    return all(w.weight is None or w.weight == s.state for w, s in pairs)
-
-
-def _multiply(i: Instruction, a: Value, b: Value) -> Value:
-    return contraction.multiply(i, a, b) or _elementwise(i, a, b)
 
 
 def _dot(i: Instruction, a: Value, b: Value) -> Value:
@@ -165,7 +127,7 @@ def _slice(i: Instruction, value: Value) -> Value:
         for d, s, w in zip(value.dims, i.slices, whole, strict=True)
     ]
     if all(d or w for d, w in zip(bare, whole, strict=True)):
-        return _carry(i, value, tuple(bare)).replace(sum=None)
+        return _carry(i, value, tuple(bare)).replace(sum=None, image=None)
     return _cut(i, value, whole)
 
 
@@ -196,7 +158,7 @@ def _pad(i: Instruction, value: Value, filler: Value) -> Value:
             digits = dg.join([Digit(n, dg.OPAQUE)])
         dims.append(digits)
     if value.kind is Kind.WEIGHT or value.product or value.reduced:
-        return _carry(i, value, tuple(dims)).replace(sum=None)
+        return _carry(i, value, tuple(dims)).replace(sum=None, image=None)
     return mixed(i, i.shape, [value]).replace(dims=tuple(dims))
 
 
@@ -240,7 +202,8 @@ def _gather(i: Instruction, value: Value, index: Value) -> Value:
 
 def _source(i: Instruction) -> Value:
     what = {"partition-id": "the node's number", "iota": "an iota", "constant": CONSTANT}
-    return public(i.shape, what.get(i.opcode, i.opcode))
+    one = i.opcode == "constant" and math.prod(i.shape.dims) == 1
+    return public(i.shape, what.get(i.opcode, i.opcode)).replace(uniform=one)
 
 
 def _mixed(i: Instruction, *operands: Value) -> Value | tuple:
@@ -249,13 +212,6 @@ def _mixed(i: Instruction, *operands: Value) -> Value | tuple:
     return out if i.shape.dtype == "tuple" else out[0]
 
 
-_ELEMENTWISE = """
-    abs acos acosh and asin asinh atan2 atanh cbrt ceil clamp clz compare cosine cosh count-leading-
-    zeros divide erf exponential exponential-minus-one floor imag is-finite log log-plus-one
-    logistic maximum minimum negate not or popcnt power real reduce-precision remainder
-    round-nearest-afz round-nearest-even rsqrt select shift-left shift-right-arithmetic
-    shift-right-logical sign sine sinh sqrt stochastic-convert subtract tan tanh xor complex
-""".split()
 _MIXED = """
     batch-norm-grad batch-norm-inference batch-norm-training cholesky convolution
     fft map reverse scatter select-and-scatter sort topk triangular-solve
@@ -263,10 +219,9 @@ _MIXED = """
 """.split()
 
 RULES: dict[str, Callable] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **arithmetic.RULES,
     **dict.fromkeys(_MIXED, _mixed),
     **dict.fromkeys(("constant", "iota", "partition-id", "replica-id"), _source),
-    "add": _add,
     "bitcast": _bitcast,
     "bitcast-convert": _bitcast_convert,
     "broadcast": _broadcast,
@@ -277,7 +232,6 @@ RULES: dict[str, Callable] = {
     "dynamic-slice": _dynamic_slice,
     "dynamic-update-slice": _dynamic_update_slice,
     "gather": _gather,
-    "multiply": _multiply,
     "pad": _pad,
     "reduce": _reduce,
     "reduce-window": _reduce_window,
