@@ -180,7 +180,7 @@ NEIGHBOURS = {
     ),
     "squares divided by their positions": (
         "not-a-statistic",
-        scaled(mean=lambda x: over_all(SUM(x * x / (1.0 + jnp.arange(Dn))[None]))), BLOCK, Y,
+        scaled(mean=lambda x: over_all(SUM(x * x / jnp.arange(1.0, Dn + 1.0)[None]))), BLOCK, Y,
     ),
     "NaN guard is a mask by position": (
         "hidden-gather", guarded_by(lambda y: jnp.arange(F)[None] != 5), BLOCK, Y,

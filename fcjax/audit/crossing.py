@@ -108,7 +108,7 @@ class Contraction(Crossing):
 
     @property
     def name(self) -> str:
-        return self.operand.product.weight
+        return self.operand.product.name
 
     @property
     def axis(self) -> Axis | None:
@@ -294,6 +294,6 @@ def _scattered(crossing: Contraction) -> Value:
             first = digits[0]
             digits = (dg.split(first, first.size // ratio)[1], *digits[1:])
         dims.append(dg.join(map(state, digits)))
-    total: Sum = (operand.product.weight,)
+    total: Sum = (operand.product.name,)
     out = mixed(crossing.instruction, crossing.shape, [operand])
     return out.replace(dims=tuple(dims), sum=total, reads=frozenset([total]), trail=None, origin="")

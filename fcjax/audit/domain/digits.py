@@ -30,6 +30,8 @@ class Axis:
       inner: the digits that this axis stands for: they were summed in runs, which it numbers, or
         constants stand before and after them. Only a sum over the whole axis is a sum over them.
       low: how many constants stand before them.
+      run: (low, size) if these are only some coordinates, those from low on, of an axis of this
+        size.
     """
 
     name: str
@@ -38,9 +40,11 @@ class Axis:
     parts: tuple[tuple[int, "Tag"], ...] = ()
     inner: "tuple[Digit, ...]" = ()
     low: int = 0
+    run: tuple[int, int] | None = None
 
     def __str__(self):
-        return f"{self.name}{'_n' if self.split else ''}({self.size})"
+        run = f"[{self.run[0]}:{self.run[0] + self.size}]" if self.run else ""
+        return f"{self.name}{'_n' if self.split else ''}{run}({self.size})"
 
 
 class Part(NamedTuple):
@@ -261,3 +265,19 @@ def covers(parts, axis: Axis) -> bool:
             return False
         reach *= n
     return reach == axis.size
+
+
+def run_of(axis: Axis, low: int, n: int) -> Axis:
+    """The n coordinates of an axis that start at `low`, as an axis."""
+    before, size = axis.run or (0, axis.size)
+    run = None if n == size else (before + low, size)
+    return dataclasses.replace(axis, size=n, run=run)
+
+
+def following(a: Axis, b: Axis) -> Axis | None:
+    """Two runs of one axis, if the second starts where the first ends."""
+    if not (a.run and b.run) or dataclasses.replace(a, size=b.size, run=b.run) != b:
+        return None
+    if a.run[1] != b.run[1] or a.run[0] + a.size != b.run[0]:
+        return None
+    return run_of(dataclasses.replace(a, run=(a.run[0], a.run[1])), 0, a.size + b.size)

@@ -5,7 +5,7 @@ import enum
 from typing import NamedTuple
 
 from fcjax.audit.domain import digits as dg
-from fcjax.audit.domain.digits import Digit, Dims, Part
+from fcjax.audit.domain.digits import Axis, Digit, Dims, Part
 from fcjax.audit.domain.spread import Spread
 from fcjax.audit.hlo.graph import Instruction, Shape
 
@@ -77,12 +77,24 @@ class Product(NamedTuple):
       of: the boundary value that is squared, if it is a square.
       contracted: digits over which it has been summed so far.
       power: 2 for a square, 1 for a sum of the boundary value itself.
+      runs: of the weight's axes those of which it has only a run, if it is a block of the weight.
     """
 
     weight: str | None
     of: Sum | None
     contracted: tuple[Digit, ...] = ()
     power: int = 2
+    runs: tuple[Axis, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The weight, or which block of it."""
+        return block_name(self.weight, self.runs)
+
+
+def block_name(weight: str, runs: tuple[Axis, ...]) -> str:
+    """How reports call a block of a weight, and what is made with it."""
+    return weight + "".join(f"[{a.name} {a.run[0]}:{a.run[0] + a.size}]" for a in runs)
 
 
 class Reduced(NamedTuple):
@@ -117,6 +129,7 @@ class Value:
       reads: the boundary values and statistics that it is a function of.
       product: set while it is a product of state with a weight or with itself.
       reduced: set while nothing was done to it since coordinates of state were combined.
+      runs: of a weight's axes those of which it has only a run.
       rows: for a table the state that its rows are; "" for anything else.
       complete: the complete state may be inside (after an all-gather).
       trail: how state came here since the last boundary.
@@ -131,6 +144,7 @@ class Value:
     reads: frozenset[Read] = frozenset()
     product: Product | None = None
     reduced: Reduced | None = None
+    runs: tuple[Axis, ...] = ()
     rows: str = ""
     complete: bool = False
     trail: Trail | None = None

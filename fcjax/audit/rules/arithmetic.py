@@ -7,7 +7,7 @@ from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.digits import Dims
 from fcjax.audit.domain.values import Kind, Value, mixed
 from fcjax.audit.hlo.graph import Instruction
-from fcjax.audit.rules import contraction, uniform
+from fcjax.audit.rules import blocks, contraction, uniform
 
 
 def elementwise(i: Instruction, *operands: Value) -> Value:
@@ -23,7 +23,7 @@ def elementwise(i: Instruction, *operands: Value) -> Value:
 
 def _add(i: Instruction, a: Value, b: Value) -> Value:
     """A sum of boundary values, or of one and its bias, is a boundary value."""
-    out = uniform.shifted(i, a, b) or uniform.shifted(i, b, a)
+    out = uniform.shifted(i, a, b) or uniform.shifted(i, b, a) or blocks.added(i, a, b)
     if out is not None:
         return out
     out = elementwise(i, a, b)

@@ -42,7 +42,7 @@ def multiply(instruction: Instruction, a: Value, b: Value) -> Value | None:
     if {a.kind, b.kind} == {Kind.STATE, Kind.WEIGHT}:
         state, weight = (a.plain(), b) if a.kind is Kind.STATE else (b.plain(), a)
         dims = tuple(dg.join(_pair(x, y)) for x, y in zip(state.dims, weight.dims, strict=True))
-        return _state(instruction, dims, [state], Product(weight.origin, None))
+        return _state(instruction, dims, [state], _with(weight))
     if same_boundary(a, b):
         return _state(instruction, a.dims, [a], Product(None, a.boundary))
     return None
@@ -67,7 +67,7 @@ def dot(instruction: Instruction, a: Value, b: Value, numbers: dict) -> Value:
         state, weight = (b, a) if flip else (a, b)
         pair = (lambda x, y: _pair(y, x)) if flip else _pair
         dims = (*(dg.join(pair(x, y)) for x, y in batch), *free_a, *free_b)
-        whole = _state(instruction, dims, [state], Product(weight.origin, None))
+        whole = _state(instruction, dims, [state], _with(weight))
         return _sum(whole, [d for x, y in summed for d in pair(x, y)])
     # Turned against itself, a value is multiplied with others of its coordinates.
     in_line = (left, left_batch) == (right, right_batch)
@@ -163,16 +163,20 @@ def contraction_fault(value: Value, weights: dict[str, Tensor]) -> tuple[str, st
     left = [d for d in value.digits if d.weight is not None]
     if any(d.state is not None and d.weight is not None for d in value.digits):
         return "partial-contraction", f"it is multiplied by {name}, but not summed over {left}"
-    known = [_on(d.weight, axis) for d in (*summed, *left) for axis in weight.axes]
+    runs = {(a.name, a.split): a for a in product.runs}
+    axes = [runs.get((a.name, a.split), a) for a in weight.axes]
+    known = [_on(d.weight, axis) for d in (*summed, *left) for axis in axes]
     if sum(known) != len(summed) + len(left):
         return "wrong-axis", f"the order of the coordinates of {name} is not known"
-    for axis in weight.axes:
+    for axis in axes:
         over = _parts(summed, axis)
         out = _parts(left, axis)
         whole_over, whole_out = dg.covers(over, axis), dg.covers(out, axis)
         # An axis of size 1 has no digits: it counts as whole on either side.
         if not (whole_over and not out) and not (whole_out and not over):
             return "partial-contraction", f"axis {axis} of {name} is neither summed nor kept whole"
+        if axis.run and (axis.split or over):
+            return "partial-contraction", f"{name} is summed over a part of its axis, {axis}"
         if axis.split and not whole_over:
             return "wrong-axis", f"expected {name} to be summed over its split axis {axis}"
         if axis.split and any(d.state != d.weight for d in summed if _on(d.weight, axis)):
@@ -198,6 +202,8 @@ def statistic_fault(value: Value) -> tuple[str, str] | None:
     if not summed or not all(is_split(d.state) for d in summed):
         return "not-a-statistic", "the squares are not summed over the split axis"
     axis = summed[0].state.axis
+    if axis.run:
+        return "not-a-statistic", f"the squares are summed over a part of an axis, {axis}"
     parts = [(d.state.stride, d.size) for d in summed if d.state.axis == axis]
     if len(parts) != len(summed) or not dg.covers(parts, axis):
         return "not-a-statistic", f"the squares are not summed over all of {axis}"
@@ -228,6 +234,10 @@ def _pair(state, weight) -> list[Digit]:
 
 def _mixture(digits) -> tuple[Digit, ...]:
     return dg.join([Digit(dg.size(digits), dg.OPAQUE)])
+
+
+def _with(weight: Value) -> Product:
+    return Product(weight.origin, None, runs=weight.runs)
 
 
 def same_boundary(a: Value, b: Value) -> bool:

@@ -92,7 +92,7 @@ def _reduction_fault(operand: Value, combine: str) -> Fault | None:
     gone = dg.collect(operand.reduced.gone, "state")
     parts = [d for d in gone if is_split(d.state)]
     axis = parts[0].state.axis if parts else None
-    if axis is None or any(d.state == dg.OPAQUE for d in gone):
+    if axis is None or axis.run or any(d.state == dg.OPAQUE for d in gone):
         return "not-an-exchange", "it is not combined over the split axis"
     if any(d.state.axis != axis for d in parts) or not dg.covers(
         [(d.state.stride, d.size) for d in parts], axis

@@ -12,7 +12,7 @@ from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.digits import Digit, Dims
 from fcjax.audit.domain.values import CONSTANT, Kind, Trail, Value, mixed, public
 from fcjax.audit.hlo.graph import Instruction, Unauditable
-from fcjax.audit.rules import arithmetic, contraction, lookup
+from fcjax.audit.rules import arithmetic, blocks, contraction, lookup
 
 
 def _is_constant(value: Value) -> bool:
@@ -128,7 +128,12 @@ def _slice(i: Instruction, value: Value) -> Value:
     ]
     if all(d or w for d, w in zip(bare, whole, strict=True)):
         return _carry(i, value, tuple(bare)).replace(sum=None, image=None)
-    return _cut(i, value, whole)
+    run = blocks.run(i, value, [s.start for s in i.slices]) if _are_runs(i) else None
+    return _cut(i, value, whole) if run is None else run
+
+
+def _are_runs(i: Instruction) -> bool:
+    return all(s.stride == 1 for s in i.slices)
 
 
 def _dynamic_slice(i: Instruction, value: Value, *starts: Value) -> Value:
@@ -163,6 +168,9 @@ def _pad(i: Instruction, value: Value, filler: Value) -> Value:
 
 
 def _concatenate(i: Instruction, *operands: Value) -> Value:
+    whole = blocks.concatenated(i, operands)
+    if whole is not None:
+        return whole
     (along,) = i["dimensions"]
     out = mixed(i, i.shape, list(operands))
     state = [v.plain() for v in operands if v.kind is Kind.STATE]
