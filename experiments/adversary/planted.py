@@ -309,7 +309,7 @@ PLANTED = {name: (code, {"patches": [leak(fn)]}) for name, (code, fn) in LEAKS.i
     ),
     "out: sent twice over": ("hidden-gather", {"patches": [out_with(widened)]}),
     "out: groups of one node": ("missing-collective", {"patches": [out_with(groups_of_one)]}),
-    "out: a second scatter": ("hidden-gather", {"patches": [out_with(twice)]}),
+    "out: a second scatter": ("unplanned-collective", {"patches": [out_with(twice)]}),
     "out: residual before the scatter": (
         "hidden-gather", {"patches": [replace("out_proj", residual_before_scatter)]},
     ),

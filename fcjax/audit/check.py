@@ -122,7 +122,9 @@ class _Check:
                 line = next((e for e in left if c.serves(e)), None)
                 if line is None:
                     text = f"the contract has no (further) {c.name}"
-                    self.fail("unplanned-collective", text, c)
+                    self.fail(c.unplanned, text, c)
+                    if isinstance(c, Contraction):  # state that no node was to have: said first
+                        self.missing.append(self.causes.pop())
                 else:
                     left.remove(line)
                     self.compare(line, c)

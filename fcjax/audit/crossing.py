@@ -41,6 +41,7 @@ class Crossing:
     expected: ClassVar[type[Expected] | None] = None  # the line of a contract that it can be
     crosses: ClassVar[bool] = True  # whether it moves anything between nodes
     spreads: ClassVar[bool] = False  # whether every node then has state of all nodes
+    unplanned: ClassVar[str] = "unplanned-collective"  # the reason where a contract has none
 
     @property
     def name(self) -> str:
@@ -125,6 +126,10 @@ class StatisticFound(Crossing):
     expected = ExpectedStatistic
 
     @property
+    def unplanned(self) -> str:
+        return "not-a-statistic" if self.statistic.power == 1 else "unplanned-collective"
+
+    @property
     def statistic(self) -> Statistic:
         product = contraction.power_sum(self.operand)
         return Statistic(product.of, product.power)
@@ -137,7 +142,12 @@ class StatisticFound(Crossing):
     def result(self) -> Value:
         reads = frozenset([self.statistic])
         known = {"reads": reads, "sum": None, "trail": None, "uniform": True}
-        return self.operand.plain().replace(shape=self.shape, **known)
+        out = self.operand.plain().replace(shape=self.shape, **known)
+        if self.kind != "reduce-scatter":
+            return out
+        (along,) = self.instruction["dimensions"]
+        one = dg.join([Digit(self.shape.dims[along])])
+        return out.replace(dims=(*out.dims[:along], one, *out.dims[along + 1 :]))
 
     def _is(self, line: Expected) -> bool:
         return Statistic(line.of) == self.statistic
@@ -211,8 +221,19 @@ def _admit_reduce_scatter(facts, signature: Signature, exchanges: Exchanges) -> 
     instruction, _, operand, _ = facts
     if contraction.combines(instruction.called[0]) != "add":
         return Crossing(*facts, _NOT_SUMMED)
+    if _is_dealt_statistic(instruction, operand):
+        return StatisticFound(*facts)
     axis, fault = _scatter(instruction, operand, signature)
     return Crossing(*facts, fault) if fault else Contraction(*facts, scattered=axis)
+
+
+def _is_dealt_statistic(i: Instruction, operand: Value) -> bool:
+    """Is it a statistic, once for each owner, so that each receives the sum of all?"""
+    (along,) = i["dimensions"]
+    if any(tag is not None for digit in operand.dims[along] for tag in digit[1:]):
+        return False
+    dims = (*operand.dims[:along], (), *operand.dims[along + 1 :])
+    return contraction.statistic_fault(operand.replace(dims=dims)) is None
 
 
 _NOT_SUMMED = ("wrong-reduction", "the nodes' contributions are not summed")

@@ -12,7 +12,7 @@ from fcjax.audit.crossing import Crossing, judge
 from fcjax.audit.domain.roles import Complete, Public, Role, Signature, State, Table, Weight
 from fcjax.audit.domain.values import Kind, Trail, Tree, Value, leaves, mixed, public
 from fcjax.audit.hlo.graph import Computation, Instruction, Module, Shape, Unauditable
-from fcjax.audit.rules import contraction, local, traffic
+from fcjax.audit.rules import contraction, folded, local, traffic
 from fcjax.audit.rules.exchange import Declared, Exchanges
 
 
@@ -124,13 +124,19 @@ class Walker:
             out = [mixed(i, shape, operands) for shape in shapes]  # `traffic` reports it
             out = [v.replace(complete=v.kind is Kind.STATE) for v in out]
         else:
-            found = [
-                judge(i, operand, shape, self.signature, self.exchanges)
-                for operand, shape in zip(operands, shapes, strict=True)
-            ]
-            self.crossings += found
-            out = [crossing.result for crossing in found]
+            out = [self.crossed(i, *facts) for facts in zip(operands, shapes, strict=True)]
         return out[0] if len(out) == 1 and traffic.result(i).dtype != "tuple" else tuple(out)
+
+    def crossed(self, i: Instruction, operand: Value, shape: Shape) -> Value:
+        """What each node receives of one array; its parts are judged one by one."""
+        if operand.parts and i.opcode == "reduce-scatter" and i["dimensions"] != (operand.along,):
+            sizes = [v.shape.dims[operand.along] for v in operand.parts]
+            shapes = [folded.with_size(shape, operand.along, n) for n in sizes]
+            pairs = zip(operand.parts, shapes, strict=True)
+            return folded.together(i, shape, operand, [self.crossed(i, *p) for p in pairs])
+        crossing = judge(i, operand, shape, self.signature, self.exchanges)
+        self.crossings.append(crossing)
+        return crossing.result
 
 
 def _element(i: Instruction, operand: Tree) -> Tree:

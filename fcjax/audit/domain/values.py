@@ -78,6 +78,7 @@ class Product(NamedTuple):
       contracted: digits over which it has been summed so far.
       power: 2 for a square, 1 for a sum of the boundary value itself.
       runs: of the weight's axes those of which it has only a run, if it is a block of the weight.
+      scaled: one number for each row has scaled it: it is another value than the plain product.
     """
 
     weight: str | None
@@ -85,16 +86,13 @@ class Product(NamedTuple):
     contracted: tuple[Digit, ...] = ()
     power: int = 2
     runs: tuple[Axis, ...] = ()
+    scaled: bool = False
 
     @property
     def name(self) -> str:
-        """The weight, or which block of it."""
-        return block_name(self.weight, self.runs)
-
-
-def block_name(weight: str, runs: tuple[Axis, ...]) -> str:
-    """How reports call a block of a weight, and what is made with it."""
-    return weight + "".join(f"[{a.name} {a.run[0]}:{a.run[0] + a.size}]" for a in runs)
+        """The weight, or which block of it, and whether it is scaled."""
+        runs = "".join(f"[{a.name} {a.run[0]}:{a.run[0] + a.size}]" for a in self.runs)
+        return self.weight + runs + " (scaled)" * self.scaled
 
 
 class Reduced(NamedTuple):
@@ -126,6 +124,8 @@ class Value:
       uniform: one number for each row, the same on all nodes: made of constants and statistics.
       number_of: of a truth value: (a value, true or false) if that is what it is where the value
         is a finite number, or no NaN.
+      parts: the values that it is a concatenation of, if each of them might cross.
+      along: the dimension along which they follow each other.
       reads: the boundary values and statistics that it is a function of.
       product: set while it is a product of state with a weight or with itself.
       reduced: set while nothing was done to it since coordinates of state were combined.
@@ -152,6 +152,8 @@ class Value:
     image: Sum | None = None
     uniform: bool = False
     number_of: "tuple[Value, bool] | None" = None
+    parts: "tuple[Value, ...]" = ()
+    along: int = 0
 
     @property
     def boundary(self) -> Sum | None:

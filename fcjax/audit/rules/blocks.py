@@ -85,14 +85,13 @@ def concatenated(i: Instruction, operands: tuple[Value, ...]) -> Value | None:
         if pair is None or out.product.contracted != value.product.contracted:
             return None
         first, second, whole = pair
-        expected = ((v, (Digit(a.size, None, Part(a, 1)),)) for v, a in ((out, first),
-                                                                         (value, second)))  # fmt: skip
-        if any(v.dims[along] != digits for v, digits in expected):
-            return None
+        for v, axis in ((out, first), (value, second)):
+            if v.dims[along] != dg.join([Digit(axis.size, None, Part(axis, 1))]):
+                return None
         rest = [(*v.dims[:along], *v.dims[along + 1 :]) for v in (out, value)]
         if rest[0] != rest[1]:
             return None
-        joined = (Digit(whole.size, None, Part(whole, 1)),)
+        joined = dg.join([Digit(whole.size, None, Part(whole, 1))])
         dims = (*out.dims[:along], joined, *out.dims[along + 1 :])
         product = _product(out.product, whole)
         out = _joined(i, out, value, whole).replace(dims=dims, product=product)

@@ -12,7 +12,7 @@ from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.digits import Digit, Dims
 from fcjax.audit.domain.values import CONSTANT, Kind, Trail, Value, mixed, public
 from fcjax.audit.hlo.graph import Instruction, Unauditable
-from fcjax.audit.rules import arithmetic, blocks, contraction, lookup
+from fcjax.audit.rules import arithmetic, blocks, contraction, folded, lookup
 
 
 def _is_constant(value: Value) -> bool:
@@ -23,7 +23,7 @@ def _is_constant(value: Value) -> bool:
 def _carry(i: Instruction, value: Value, dims: Dims) -> Value:
     """The same value in another layout or type."""
     trail = Trail(i, value.trail) if value.kind is Kind.STATE else None
-    return value.replace(shape=i.shape, dims=dims, trail=trail)
+    return folded.carried(i, value, value.replace(shape=i.shape, dims=dims, trail=trail))
 
 
 def _convert(i: Instruction, value: Value) -> Value:
@@ -121,6 +121,9 @@ def _slice(i: Instruction, value: Value) -> Value:
     whole = [(s.start, s.limit, s.stride) == (0, n, 1) for n, s in sizes]
     if all(whole):
         return _carry(i, value, value.dims)
+    part = folded.sliced(i, value)
+    if part is not None:
+        return part
     # Padding that is taken off again leaves what there was.
     bare = [
         d if w else s.stride == 1 and dg.uncover(d, s.start, s.limit - s.start)
@@ -180,7 +183,8 @@ def _concatenate(i: Instruction, *operands: Value) -> Value:
     dims = hide(state[0].dims)
     for other in state[1:]:
         dims = dg.unify(dims, hide(other.dims))
-    return out.replace(dims=(*dims[:along], out.dims[along], *dims[along + 1 :]))
+    out = out.replace(dims=(*dims[:along], out.dims[along], *dims[along + 1 :]))
+    return folded.fold(i, operands, out)
 
 
 def _dynamic_update_slice(i: Instruction, value: Value, update: Value, *starts: Value) -> Value:

@@ -22,8 +22,10 @@ def scaled(i: Instruction, value: Value, by: Value) -> Value | None:
         return value.replace(shape=i.shape) if by.kind is Kind.PUBLIC else None
     if value.kind is not Kind.STATE or (product is None and value.boundary is None):
         return None
-    out = mixed(i, i.shape, [value, by]).replace(dims=value.dims, product=product)
-    return out if product else out.replace(image=value.boundary)
+    out = mixed(i, i.shape, [value, by]).replace(dims=value.dims)
+    if product is None:
+        return out.replace(image=value.boundary)
+    return out.replace(product=product._replace(scaled=True))
 
 
 def shifted(i: Instruction, value: Value, by: Value) -> Value | None:
