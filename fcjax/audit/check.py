@@ -135,6 +135,7 @@ class _Check:
             (self.effects if self.spread else self.missing).append(missing)
         if self.contract.inside is None:
             self.open_statistics()
+            self.open_contractions()
 
     def compare(self, line: Expected, c: Crossing) -> None:
         """One collective with its line of the contract."""
@@ -169,6 +170,17 @@ class _Check:
             if not used or statistic in seen or len(inputs) > len(contractions):
                 self.fail("not-a-statistic", f"{statistic} normalises no further contraction", c)
             seen.add(statistic)
+
+    def open_contractions(self) -> None:
+        """Without a contract: what a weight makes of a state is dealt out once.
+
+        Dealt out over another axis, or in other halves, it would add up on the nodes.
+        """
+        contractions = [c for c in self.flow.crossings if isinstance(c, Contraction)]
+        for n, c in enumerate(contractions):
+            if any(c.repeats(before) for before in contractions[:n]):
+                text = f"{c.name} of the same state was dealt out before, or a part of it"
+                self.fail("unplanned-collective", text, c)
 
     def gather(self) -> None:
         """One all-gather instruction at most, of exactly the interval's end, after all else."""

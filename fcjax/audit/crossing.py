@@ -115,6 +115,14 @@ class Contraction(Crossing):
     def axis(self) -> Axis | None:
         return self.scattered
 
+    def repeats(self, other: "Contraction") -> bool:
+        """Does it hand out the same state again, contracted with some of the same weight?"""
+        a, b = (c.operand.product for c in (self, other))
+        x, y = ({r for r in c.operand.reads if not isinstance(r, Statistic)}
+                for c in (self, other))  # fmt: skip
+        apart = any(dg.are_apart(r, s) for r in a.runs for s in b.runs)
+        return a.weight == b.weight and x == y and not apart
+
     @property
     def result(self) -> Value:
         return _scattered(self)

@@ -281,3 +281,10 @@ def following(a: Axis, b: Axis) -> Axis | None:
     if a.run[1] != b.run[1] or a.run[0] + a.size != b.run[0]:
         return None
     return run_of(dataclasses.replace(a, run=(a.run[0], a.run[1])), 0, a.size + b.size)
+
+
+def are_apart(a: Axis, b: Axis) -> bool:
+    """Are these runs of one axis that have no coordinate in common?"""
+    if dataclasses.replace(a, size=b.size, run=b.run) != b:
+        return False
+    return a.run[0] + a.size <= b.run[0] or b.run[0] + b.size <= a.run[0]

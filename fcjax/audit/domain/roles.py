@@ -35,7 +35,7 @@ class Tensor:
 
     def __post_init__(self):
         names = [a.name for a in self.axes]
-        if len(set(names)) != len(names):
+        if len({(a.name, a.split) for a in self.axes}) != len(names):
             raise ValueError(f"{self.name}: expected axes of different names, got {names}")
         if sum(a.split for a in self.axes) > 1:
             raise ValueError(f"{self.name}: expected at most one split axis, got {self.axes}")
@@ -98,8 +98,13 @@ class Signature:
 def tensor(
     kind: type[Tensor], name: str, dims: Iterable[str], shape, split=None, dtype=""
 ) -> Tensor:
-    """A role from letters and the node's own shape, with the split letter if there is one."""
-    axes = (Axis(d, n, d == split) for d, n in zip(dims, shape, strict=True))
+    """A role from letters and the node's own shape.
+
+    Args:
+      split: the letter that is split over the nodes, if there is one; of a square weight, which has
+        the same letter twice, its place.
+    """
+    axes = (Axis(d, n, split in (d, p)) for p, (d, n) in enumerate(zip(dims, shape, strict=True)))
     return kind(name, tuple(axes), dtype)
 
 

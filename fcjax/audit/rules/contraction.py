@@ -38,7 +38,17 @@ def combines(combiner: Computation) -> str:
 
 
 def multiply(instruction: Instruction, a: Value, b: Value) -> Value | None:
-    """The product of state with a weight or with itself; None for any other multiplication."""
+    """The product of state with a weight or with itself; None for any other multiplication.
+
+    Also a weight, or a product with one, whose coordinates another declared weight scales, as one
+    that is stored in integers is.
+    """
+    for value, scale in ((a, b), (b, a)):
+        if scale.kind is Kind.WEIGHT and _is_scale(scale, value):
+            if value.kind is Kind.WEIGHT:
+                return value.replace(shape=instruction.shape)
+            product = value.product._replace(scaled=True)
+            return _state(instruction, value.dims, [value], product)
     if {a.kind, b.kind} == {Kind.STATE, Kind.WEIGHT}:
         state, weight = (a.plain(), b) if a.kind is Kind.STATE else (b.plain(), a)
         dims = tuple(dg.join(_pair(x, y)) for x, y in zip(state.dims, weight.dims, strict=True))
@@ -46,6 +56,18 @@ def multiply(instruction: Instruction, a: Value, b: Value) -> Value | None:
     if same_boundary(a, b):
         return _state(instruction, a.dims, [a], Product(None, a.boundary))
     return None
+
+
+def _is_scale(scale: Value, value: Value) -> bool:
+    """Does a weight with fewer axes run along the same coordinates of another weight?"""
+    if value.kind is not Kind.WEIGHT and (value.product is None or value.product.weight is None):
+        return False
+    pairs = [p for x, y in zip(scale.dims, value.dims, strict=True) for p in dg.align(x, y)]
+    free = [y.weight for x, y in pairs if x.weight is None]
+    along = all(x.weight in (None, y.weight) for x, y in pairs)
+    paired = any(x.weight is not None and y.state is not None for x, y in pairs)
+    summed = value.product.contracted if value.product else free
+    return along and not paired and any(t is not None for t in summed)
 
 
 def dot(instruction: Instruction, a: Value, b: Value, numbers: dict) -> Value:

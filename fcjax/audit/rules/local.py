@@ -27,8 +27,10 @@ def _carry(i: Instruction, value: Value, dims: Dims) -> Value:
 
 
 def _convert(i: Instruction, value: Value) -> Value:
-    # Rounding to another float keeps what a value is; integers and booleans do not.
-    if {value.shape.dtype, i.shape.dtype} <= contraction.FLOATS:
+    # Rounding to another float keeps what a value is; integers and booleans do not. A weight may be
+    # stored in integers.
+    stored = contraction.FLOATS | ({"s8", "u8"} if value.kind is Kind.WEIGHT else set())
+    if value.shape.dtype in stored and i.shape.dtype in contraction.FLOATS:
         return _carry(i, value, value.dims)
     return arithmetic.elementwise(i, value)
 
