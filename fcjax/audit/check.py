@@ -67,10 +67,11 @@ def _walked(module: Module, text: str, contract: Contract, shardings) -> Verdict
     violations += sharding_faults(shardings, contract.signature)
     if not fits(module, contract.signature):
         return Verdict(text, tuple(violations), (), ())
-    check = _Check(module, contract, walk(module, contract.signature, contract.exchanges))
+    flow = walk(module, contract.signature, contract.exchanges, unroll=contract.inside is None)
+    check = _Check(module, contract, flow)
     check.crossings()
     # What never took place explains what came of it, so it is said first.
-    visible = (*traffic.scan(module), *types.scan(module, contract.signature))
+    visible = (*traffic.scan(module, flow.loops), *types.scan(module, contract.signature))
     check.causes = [*violations, *visible, *check.missing, *check.causes]
     check.gather()
     check.results()
@@ -279,7 +280,7 @@ def _contains(i: Instruction, instructions: set[Instruction]) -> bool:
     """Is it one of them, or does it run one of them?"""
     if i in instructions:
         return True
-    return i.opcode in ("call", "async-start") and any(
+    return i.opcode in ("call", "async-start", "while") and any(
         _contains(inner, instructions) for c in i.called for inner in c.instructions
     )
 

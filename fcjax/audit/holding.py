@@ -15,9 +15,9 @@ from fcjax.audit.domain.digits import Digit, Dims
 from fcjax.audit.domain.roles import Signature
 from fcjax.audit.domain.spread import Cut, Spread
 from fcjax.audit.domain.values import Kind, Tree, Value, leaves, public
-from fcjax.audit.hlo.graph import Computation, Instruction, Shape, Unauditable
+from fcjax.audit.hlo.graph import Instruction, Shape, Unauditable
 from fcjax.audit.provenance import Walker
-from fcjax.audit.rules import exchange, handing, numbers, spreading, traffic
+from fcjax.audit.rules import exchange, handing, loops, numbers, spreading, traffic
 
 # Structure, and computations that are walked themselves: a value is then what it was.
 _CARRIED = {
@@ -159,7 +159,7 @@ class Holding(Walker):
         return value.replace(dims=dims, spread=spread)
 
     def loop(self, i: Instruction, state: Tree) -> Tree:
-        body, condition = _loop_parts(i)
+        body, condition = loops.parts(i)
         outside, known = self.times, len(self.handings)
         trips = i.config().get("known_trip_count", {}).get("n")
         self.times = outside * int(trips) if outside is not None and trips else None
@@ -286,11 +286,3 @@ def _is_foreign(i: Instruction) -> bool:
 
 def _map(change, tree: Tree) -> Tree:
     return change(tree) if isinstance(tree, Value) else tuple(_map(change, t) for t in tree)
-
-
-def _loop_parts(i: Instruction) -> tuple[Computation, Computation]:
-    """The body and the condition of a loop: the condition's result is one truth value."""
-    found = sorted(i.called, key=lambda c: c.root.shape.dtype == "pred")
-    if len(found) != 2:
-        raise Unauditable(f"{i.name}: expected a body and a condition, got {len(found)}")
-    return found[0], found[1]

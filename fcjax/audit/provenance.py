@@ -2,8 +2,9 @@
 
 It interprets the entry computation once, with facts in place of numbers (`values`), follows calls,
 fusions and asynchronous pairs into the computations they name, and judges every array that a
-collective moves (`crossing`). Loops and branches are not followed: what comes out of them is state
-in an unknown order, which may not leave the node, and `traffic` forbids collectives inside.
+collective moves (`crossing`). Branches are not followed, and loops only if they count and there
+is no contract: what comes out of them is state in an unknown order, which may not leave the node,
+and `traffic` forbids collectives inside.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from fcjax.audit.crossing import Crossing, judge
 from fcjax.audit.domain.roles import Complete, Public, Role, Signature, State, Table, Weight
 from fcjax.audit.domain.values import Kind, Trail, Tree, Value, leaves, mixed, public
 from fcjax.audit.hlo.graph import Computation, Instruction, Module, Shape, Unauditable
-from fcjax.audit.rules import contraction, folded, local, traffic
+from fcjax.audit.rules import contraction, folded, local, loops, traffic
 from fcjax.audit.rules.exchange import Declared, Exchanges
 
 
@@ -23,21 +24,32 @@ class Flow:
     Attributes:
       crossings: arrays that collectives move, in the order of the schedule.
       results: what each array of the program's result is.
+      loops: those that were followed round by round.
     """
 
     crossings: tuple[Crossing, ...]
     results: tuple[Value, ...]
+    loops: frozenset[Instruction] = frozenset()
 
 
-def walk(module: Module, signature: Signature, exchanges: tuple[Declared, ...] = ()) -> Flow:
-    """Follow every value of the program; its parameters must be those of the signature."""
-    walker = Walker(signature, Exchanges(exchanges))
+def walk(
+    module: Module,
+    signature: Signature,
+    exchanges: tuple[Declared, ...] = (),
+    unroll: bool = False,
+) -> Flow:
+    """Follow every value of the program; its parameters must be those of the signature.
+
+    Args:
+      unroll: follow loops that count, round by round; otherwise no loop is followed.
+    """
+    walker = Walker(signature, Exchanges(exchanges), unroll)
     parameters = [
         entry_value(p.shape, role)
         for p, role in zip(module.entry.parameters, signature.parameters, strict=True)
     ]
     result = walker.run(module.entry, parameters)
-    return Flow(tuple(walker.crossings), tuple(leaves(result)))
+    return Flow(tuple(walker.crossings), tuple(leaves(result)), frozenset(walker.loops))
 
 
 def entry_value(shape: Shape, role: Role) -> Value:
@@ -61,8 +73,9 @@ def entry_value(shape: Shape, role: Role) -> Value:
 class Walker:
     """Steps through computations; `holding` steps on with other questions."""
 
-    def __init__(self, signature: Signature, exchanges: Exchanges):
-        self.signature, self.exchanges = signature, exchanges
+    def __init__(self, signature: Signature, exchanges: Exchanges, unroll: bool = False):
+        self.signature, self.exchanges, self.unroll = signature, exchanges, unroll
+        self.loops: set[Instruction] = set()
         self.crossings: list[Crossing] = []
 
     def run(self, computation: Computation, arguments: list[Tree]) -> Tree:
@@ -105,13 +118,32 @@ class Walker:
                 return operands[0].replace(trail=Trail(i, operands[0].trail))
             case "after-all":
                 return ()
+            case "while" if self.unroll:
+                return self.rounds(i, operands[0])
             case "while" | "conditional" | "custom-call":
                 return self.opaque(i, operands)
             case _ if i.opcode in traffic.TRANSFERS:
                 return _tree(i, i.shape, operands)
             case _ if i.opcode in traffic.COLLECTIVES:
                 return self.collective(i, operands)
-        return local.apply(i, operands)
+        out = local.apply(i, operands)
+        if self.unroll and isinstance(out, Value):
+            out = loops.numbered(i, operands, out)
+        return out
+
+    def rounds(self, i: Instruction, state: Tree) -> Tree:
+        """What a loop leaves, if the number of its rounds can be followed."""
+        body, condition = loops.parts(i)
+        before = state
+        for _ in range(loops.ROUNDS):
+            going = loops.number(self.run(condition, [state]))
+            if going == 0:
+                self.loops.add(i)
+                return state
+            if going is None:
+                break
+            state = self.run(body, [state])
+        return self.opaque(i, [before])
 
     def opaque(self, i: Instruction, operands: list[Tree]) -> Tree:
         if i.opcode == "custom-call" and i["custom_call_target"] in traffic.GEMMS:

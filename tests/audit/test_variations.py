@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.adversary.variations import NEIGHBOURS, VARIATIONS, program
+from experiments.adversary.variations import NEIGHBOURS, REFUSED, VARIATIONS, program
 from fcjax import audit
 
 
@@ -17,8 +17,8 @@ def test_variation(name):
     assert found.ok, str(found)[:4000]
 
 
-@pytest.mark.parametrize("name", NEIGHBOURS)
+@pytest.mark.parametrize("name", NEIGHBOURS | REFUSED)
 def test_neighbour(name):
-    code, *case = NEIGHBOURS[name]
+    code, *case = (NEIGHBOURS | REFUSED)[name]
     found = certified(*case)
     assert code in {v.code for v in found.violations}, str(found)[:4000]

@@ -34,6 +34,13 @@ def run(i: Instruction, value: Value, starts: list[int]) -> Value | None:
     return mixed(i, i.shape, [value]).replace(dims=tuple(dims))
 
 
+def run_at(i: Instruction, value: Value, starts: list[int | None]) -> Value | None:
+    """The same at starts of which some are not known; None where such a one matters."""
+    sizes = zip(starts, value.shape.dims, i.shape.dims, strict=True)
+    found = [0 if n == m else None if s is None else min(max(s, 0), n - m) for s, n, m in sizes]
+    return None if None in found else run(i, value, found)
+
+
 def _whole_axis(digits, value: Value) -> Axis | None:
     """The one axis that runs along a dimension, whole and in order."""
     if len(digits) != 1 or value.rows:

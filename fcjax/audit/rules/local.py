@@ -12,7 +12,7 @@ from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.digits import Digit, Dims
 from fcjax.audit.domain.values import CONSTANT, Kind, Trail, Value, mixed, public
 from fcjax.audit.hlo.graph import Instruction, Unauditable
-from fcjax.audit.rules import arithmetic, blocks, contraction, folded, lookup
+from fcjax.audit.rules import arithmetic, blocks, contraction, folded, lookup, loops
 
 
 def _is_constant(value: Value) -> bool:
@@ -148,7 +148,10 @@ def _dynamic_slice(i: Instruction, value: Value, *starts: Value) -> Value:
     row = lookup.dynamic_slice(i, value) if value.rows else None
     if row is not None:
         return row
-    return _carry(i, value, value.dims) if all(whole) else _cut(i, value, whole)
+    if all(whole):
+        return _carry(i, value, value.dims)
+    run = blocks.run_at(i, value, [loops.number(s) for s in starts])
+    return _cut(i, value, whole) if run is None else run
 
 
 def _pad(i: Instruction, value: Value, filler: Value) -> Value:

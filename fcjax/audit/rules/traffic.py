@@ -45,13 +45,18 @@ _STRUCTURE = _CALLS | {
 _KNOWN = set(local.RULES) | _STRUCTURE | COLLECTIVES | TRANSFERS
 
 
-def scan(module: Module) -> Iterator[Violation]:
-    """Violations that are visible without following values."""
+def scan(module: Module, loops: frozenset[Instruction] = frozenset()) -> Iterator[Violation]:
+    """Violations that are visible without following values.
+
+    Args:
+      loops: those of which every round was followed.
+    """
     for shape in module.layout:
         if shape.memory != _DEVICE_MEMORY:
             yield Violation("host-transfer", f"{shape} enters or leaves in memory {shape.memory}")
     for note in _places(module.notes):
         yield Violation("host-transfer", f"{note} may change where the program runs")
+    counted = reachable(module, loops)
     for computation, straight in reachable(module).items():
         if computation.thread not in _DEVICE_THREADS:
             yield Violation(
@@ -59,7 +64,9 @@ def scan(module: Module) -> Iterator[Violation]:
                 f"computation {computation.name} runs on execution thread {computation.thread!r}",
             )
         for i in computation.instructions:
-            yield from _instruction(module, i, straight)
+            # A gather in a loop would be one instruction, but not one gather.
+            gathers = i.opcode.startswith("all-gather")
+            yield from _instruction(module, i, straight if gathers else counted[computation])
 
 
 def trusted_calls(module: Module) -> list[str]:
@@ -73,8 +80,13 @@ def _places(notes: dict[str, str]) -> list[str]:
     return [f"{key}={value!r}" for key, value in notes.items() if not known(key)]
 
 
-def reachable(module: Module) -> dict[Computation, bool]:
-    """Computations that the entry reaches, and whether each runs exactly once, in straight line."""
+def reachable(
+    module: Module, loops: frozenset[Instruction] = frozenset()
+) -> dict[Computation, bool]:
+    """Computations that the entry reaches, and whether each runs exactly once, in straight line.
+
+    Also those that only these loops run count as straight.
+    """
     found: dict[Computation, bool] = {}
     todo = [(module.entry, True)]
     while todo:
@@ -83,7 +95,7 @@ def reachable(module: Module) -> dict[Computation, bool]:
             continue
         found[computation] = straight
         for i in computation.instructions:
-            todo += [(c, straight and i.opcode in _CALLS) for c in i.called]
+            todo += [(c, straight and (i.opcode in _CALLS or i in loops)) for c in i.called]
     return found
 
 
