@@ -89,6 +89,28 @@ HONEST = {
 }
 
 
+def compiled_with(**flags):
+    """A patch: programs are compiled with other passes, or in another order."""
+    compiled = jax.stages.Lowered.compile
+    return mock.patch.object(jax.stages.Lowered, "compile", lambda self: compiled(self, flags))
+
+
+_SAMPLED_BF16 = {**WHOLE, "sampling": SAMPLED, "dtype": jnp.bfloat16, "batch": 2}
+_COMPILED = {
+    "no simplification": compiled_with(xla_disable_hlo_passes="algsimp"),
+    "conversions kept": compiled_with(xla_disable_hlo_passes="simplify-fp-conversions"),
+    "fast math": compiled_with(xla_cpu_enable_fast_math=True),
+    "no fast math": compiled_with(xla_cpu_enable_fast_math=False),
+    "latency hiding": compiled_with(xla_gpu_enable_latency_hiding_scheduler=True),
+    "no optimization": compiled_with(xla_backend_optimization_level=0),
+}
+HONEST |= {name: {"patches": (patch,)} for name, patch in _COMPILED.items()}
+HONEST |= {
+    f"whole, bf16, sampled, {name}": {**_SAMPLED_BF16, "patches": (patch,)}
+    for name, patch in _COMPILED.items()
+}
+
+
 @functools.cache
 def honest(**options):
     """`interval(...)` with nothing changed in it, compiled once a session."""
