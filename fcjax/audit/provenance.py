@@ -2,17 +2,18 @@
 
 It interprets the entry computation once, with facts in place of numbers (`values`), follows calls,
 fusions and asynchronous pairs into the computations they name, and judges every array that a
-collective moves (`crossing`). Branches are not followed, and loops only if they count and there
+collective moves (`judging`). Branches are not followed, and loops only if they count and there
 is no contract: what comes out of them is state in an unknown order, which may not leave the node,
 and `traffic` forbids collectives inside.
 """
 
 import dataclasses
 
-from fcjax.audit.crossing import Crossing, judge
+from fcjax.audit.crossing import Crossing
 from fcjax.audit.domain.roles import Complete, Public, Role, Signature, State, Table, Weight
 from fcjax.audit.domain.values import Kind, Trail, Tree, Value, leaves, mixed, public
 from fcjax.audit.hlo.graph import Computation, Instruction, Module, Shape, Unauditable
+from fcjax.audit.judging import judge
 from fcjax.audit.rules import contraction, folded, local, loops, traffic
 from fcjax.audit.rules.exchange import Declared, Exchanges
 
