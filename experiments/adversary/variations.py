@@ -40,6 +40,7 @@ from experiments.adversary.written_otherwise import (
     dequantised,
     folded,
     gated,
+    gated_by_itself,
     gated_by_two,
     gathering,
     guarded,
@@ -203,6 +204,9 @@ NEIGHBOURS = {
     ),
     "the two scatters carry halves that overlap": (
         "unplanned-collective", gated((FIRST,), (slice(Fn, Fn + F),)), (X, SCALE, GATE_UP, DOWN), Y,
+    ),
+    "halves that overlap, of almost the same state": (
+        "unplanned-collective", gated_by_itself, (X, SCALE, GATE_UP, DOWN), Y,
     ),
     "the statistic's slot carries a coordinate": (
         "hidden-gather", folded(lambda x: x[:, 5:6]), BLOCK, Y,

@@ -150,6 +150,13 @@ def gated_by_two(x, scale, gate, up, down):
     return x + scatter((jax.nn.silu(scatter(h @ gate)) * scatter(h @ up)) @ down)
 
 
+def gated_by_itself(x, scale, w, down):
+    """Up is of almost the same state, so that its columns tell the nodes more of gate's."""
+    y = scatter(norm(x, scale) @ w[:, :F])
+    h = norm(x, scale) + 1e-6 * y[:, :1]
+    return x + scatter((y * scatter(h @ w[:, Fn : Fn + F])) @ down)
+
+
 FIRST, SECOND = slice(0, F), slice(F, 2 * F)
 
 # The norm's statistic in the payload of the scatter.

@@ -180,7 +180,7 @@ class _Check:
         contractions = [c for c in self.flow.crossings if isinstance(c, Contraction)]
         for n, c in enumerate(contractions):
             if any(c.repeats(before) for before in contractions[:n]):
-                text = f"{c.name} of the same state was dealt out before, or a part of it"
+                text = f"{c.name} was dealt out before, of the same state or in other parts"
                 self.fail("unplanned-collective", text, c)
 
     def gather(self) -> None:

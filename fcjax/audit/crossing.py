@@ -115,12 +115,16 @@ class Contraction(Crossing):
         return self.scattered
 
     def repeats(self, other: "Contraction") -> bool:
-        """Does it hand out the same state again, contracted with some of the same weight?"""
+        """Does it hand out again what some of the same weight makes, of the same state?
+
+        Dealt out in another way, of any state: what is almost the same state would do as well.
+        """
         a, b = (c.operand.product for c in (self, other))
         x, y = ({r for r in c.operand.reads if not isinstance(r, Statistic)}
                 for c in (self, other))  # fmt: skip
-        apart = any(dg.are_apart(r, s) for r in a.runs for s in b.runs)
-        return a.weight == b.weight and x == y and not apart
+        if a.weight != b.weight or any(dg.are_apart(r, s) for r in a.runs for s in b.runs):
+            return False
+        return x == y or (a.runs, self.scattered) != (b.runs, other.scattered)
 
     @property
     def result(self) -> Value:

@@ -50,7 +50,9 @@ def walk(
         for p, role in zip(module.entry.parameters, signature.parameters, strict=True)
     ]
     result = walker.run(module.entry, parameters)
-    return Flow(tuple(walker.crossings), tuple(leaves(result)), frozenset(walker.loops))
+    return Flow(
+        tuple(walker.crossings), tuple(leaves(result)), frozenset(walker.loops - walker.lost)
+    )
 
 
 def entry_value(shape: Shape, role: Role) -> Value:
@@ -77,6 +79,7 @@ class Walker:
     def __init__(self, signature: Signature, exchanges: Exchanges, unroll: bool = False):
         self.signature, self.exchanges, self.unroll = signature, exchanges, unroll
         self.loops: set[Instruction] = set()
+        self.lost: set[Instruction] = set()  # loops that were not followed, here or there
         self.crossings: list[Crossing] = []
 
     def run(self, computation: Computation, arguments: list[Tree]) -> Tree:
@@ -144,6 +147,7 @@ class Walker:
             if going is None:
                 break
             state = self.run(body, [state])
+        self.lost.add(i)
         return self.opaque(i, [before])
 
     def opaque(self, i: Instruction, operands: list[Tree]) -> Tree:

@@ -40,6 +40,8 @@ def numbers(i: Instruction, operands: list[Spread], devices: int) -> tuple[int, 
         return ()
     if i.opcode in _CARRIED:
         found = known[0]
+        if i.shape.dtype == "pred":
+            found = tuple(int(n != 0) for n in found)
     elif i.opcode in _OPERATORS:
         found = tuple(map(_OPERATORS[i.opcode], *known))
     elif i.opcode == "compare":
