@@ -35,7 +35,9 @@ class Tensor:
 
     def __post_init__(self):
         names = [a.name for a in self.axes]
-        if len({(a.name, a.split) for a in self.axes}) != len(names):
+        # Of a square weight both axes have one name: rows that are split, columns that are not.
+        square = type(self) is Weight
+        if len({(a.name, square and a.split) for a in self.axes}) != len(names):
             raise ValueError(f"{self.name}: expected axes of different names, got {names}")
         if sum(a.split for a in self.axes) > 1:
             raise ValueError(f"{self.name}: expected at most one split axis, got {self.axes}")

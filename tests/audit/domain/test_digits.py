@@ -332,3 +332,15 @@ def reached(parts):
     """Every coordinate that the parts run through, as often as they do."""
     steps = [range(0, stride * n, stride) for stride, n in parts]
     return sorted(map(sum, itertools.product(*steps)))
+
+
+def test_runs_of_an_axis():
+    axis = Axis("F", 10)
+    low, high = dg.run_of(axis, 0, 4), dg.run_of(axis, 4, 6)
+    assert (low.run, high.run, str(high)) == ((0, 10), (4, 10), "F[4:10](6)")
+    assert dg.run_of(high, 1, 2).run == (5, 10)
+    assert dg.following(low, high) == axis
+    assert dg.following(high, low) is dg.following(low, low) is dg.following(axis, axis) is None
+    assert dg.following(low, dg.run_of(Axis("F", 11), 4, 7)) is None
+    assert dg.are_apart(low, high) and dg.are_apart(high, low)
+    assert not dg.are_apart(low, dg.run_of(axis, 3, 2))

@@ -86,3 +86,10 @@ def test_a_signature_is_flat_as_jax_flattens():
     got = signature(2, [{"b": X, "a": w}, (ids, None)], Pair(y, [X]))
     assert got == Signature(2, (w, X, ids), (y, X))
     assert signature(3, (), X) == Signature(3, (), (X,))
+
+
+def test_a_square_weight_has_one_letter_twice():
+    w = tensor(Weight, "w", "DD", (4, 8), 0)
+    assert [(a.name, a.size, a.split) for a in w.axes] == [("D", 4, True), ("D", 8, False)]
+    with pytest.raises(ValueError, match="different names"):
+        tensor(Weight, "w", "DDF", (4, 4, 8), "F")
