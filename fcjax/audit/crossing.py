@@ -138,7 +138,12 @@ class StatisticFound(Crossing):
 
     @property
     def unplanned(self) -> str:
-        return "not-a-statistic" if self.statistic.power == 1 else "unplanned-collective"
+        return "unplanned-collective" if self._is_plain() else "not-a-statistic"
+
+    def _is_plain(self) -> bool:
+        """Is it the sum of squares of the value itself, neither scaled nor shifted?"""
+        product = contraction.power_sum(self.operand)
+        return product.power == 2 and not product.scaled
 
     @property
     def statistic(self) -> Statistic:
@@ -161,7 +166,7 @@ class StatisticFound(Crossing):
         return out.replace(dims=(*out.dims[:along], one, *out.dims[along + 1 :]))
 
     def _is(self, line: Expected) -> bool:
-        return Statistic(line.of) == self.statistic
+        return line.of == self.statistic.of and self._is_plain()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,7 +78,8 @@ class Product(NamedTuple):
       contracted: digits over which it has been summed so far.
       power: 2 for a square, 1 for a sum of the boundary value itself.
       runs: of the weight's axes those of which it has only a run, if it is a block of the weight.
-      scaled: one number for each row has scaled it: it is another value than the plain product.
+      scaled: one number for each row, or a scale of the weight, has scaled it: it is another value
+        than the plain product.
     """
 
     weight: str | None
@@ -130,6 +131,7 @@ class Value:
       product: set while it is a product of state with a weight or with itself.
       reduced: set while nothing was done to it since coordinates of state were combined.
       runs: of a weight's axes those of which it has only a run.
+      scaled: a weight that constants or other declared weights have scaled.
       rows: for a table the state that its rows are; "" for anything else.
       complete: the complete state may be inside (after an all-gather).
       trail: how state came here since the last boundary.
@@ -145,6 +147,7 @@ class Value:
     product: Product | None = None
     reduced: Reduced | None = None
     runs: tuple[Axis, ...] = ()
+    scaled: bool = False
     rows: str = ""
     complete: bool = False
     trail: Trail | None = None

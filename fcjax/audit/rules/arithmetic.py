@@ -33,7 +33,7 @@ def _add(i: Instruction, a: Value, b: Value) -> Value:
     for v in (a, b):
         if v.kind is Kind.STATE and v.sum is not None:
             parts += v.sum
-        elif v.kind is Kind.WEIGHT and _runs_along(v.dims, out.dims):
+        elif v.kind is Kind.WEIGHT and not v.scaled and _runs_along(v.dims, out.dims):
             parts.append(v.origin)
         else:
             return out

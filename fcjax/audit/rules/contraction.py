@@ -46,7 +46,7 @@ def multiply(instruction: Instruction, a: Value, b: Value) -> Value | None:
     for value, scale in ((a, b), (b, a)):
         if scale.kind is Kind.WEIGHT and _is_scale(scale, value):
             if value.kind is Kind.WEIGHT:
-                return value.replace(shape=instruction.shape)
+                return value.replace(shape=instruction.shape, scaled=True)
             product = value.product._replace(scaled=True)
             return _state(instruction, value.dims, [value], product)
     if {a.kind, b.kind} == {Kind.STATE, Kind.WEIGHT}:
@@ -54,7 +54,7 @@ def multiply(instruction: Instruction, a: Value, b: Value) -> Value | None:
         dims = tuple(dg.join(_pair(x, y)) for x, y in zip(state.dims, weight.dims, strict=True))
         return _state(instruction, dims, [state], _with(weight))
     if same_boundary(a, b):
-        return _state(instruction, a.dims, [a], Product(None, a.boundary))
+        return _state(instruction, a.dims, [a], _square(a, b))
     return None
 
 
@@ -95,7 +95,7 @@ def dot(instruction: Instruction, a: Value, b: Value, numbers: dict) -> Value:
     in_line = (left, left_batch) == (right, right_batch)
     if same_boundary(a, b) and in_line and not (free_a or free_b):
         dims = tuple(x for x, _ in batch)
-        whole = _state(instruction, dims, [a], Product(None, a.boundary))
+        whole = _state(instruction, dims, [a], _square(a, b))
         return _sum(whole, [d for x, _ in summed for d in x])
     states = [v for v in (a, b) if v.kind is Kind.STATE]
     # Along the free dimensions of a public factor, state is a mixture of its coordinates.
@@ -237,7 +237,7 @@ def statistic_fault(value: Value) -> tuple[str, str] | None:
 def power_sum(value: Value) -> Product | None:
     """The value as a sum of products; a boundary value that was added up is one of power 1."""
     if value.product is None and value.reduced and value.reduced.of is not None:
-        return Product(None, value.reduced.of, value.reduced.gone, 1)
+        return Product(None, value.reduced.of, value.reduced.gone, power=1)
     return value.product
 
 
@@ -259,7 +259,11 @@ def _mixture(digits) -> tuple[Digit, ...]:
 
 
 def _with(weight: Value) -> Product:
-    return Product(weight.origin, None, runs=weight.runs)
+    return Product(weight.origin, None, runs=weight.runs, scaled=weight.scaled)
+
+
+def _square(a: Value, b: Value) -> Product:
+    return Product(None, a.boundary, scaled=a.sum is None or b.sum is None)
 
 
 def same_boundary(a: Value, b: Value) -> bool:

@@ -42,7 +42,7 @@ def gather(i: Instruction, table: Value, index: Value) -> Value | None:
 
 def _is_table(table: Value, along: int) -> bool:
     """Does one whole axis, not split, run along this dimension, and whole ones elsewhere?"""
-    if table.kind is not Kind.WEIGHT or not table.dims[along]:
+    if table.kind is not Kind.WEIGHT or table.scaled or not table.dims[along]:
         return False
     for d, digits in enumerate(table.dims):
         tags = [t for digit in digits for t in digit[1:] if t is not None]

@@ -19,7 +19,8 @@ def scaled(i: Instruction, value: Value, by: Value) -> Value | None:
         return None
     product = contraction.power_sum(value)
     if value.kind is Kind.WEIGHT:
-        return value.replace(shape=i.shape) if by.kind is Kind.PUBLIC else None
+        known = {"shape": i.shape, "scaled": True}
+        return value.replace(**known) if by.kind is Kind.PUBLIC else None
     if value.kind is not Kind.STATE or (product is None and value.boundary is None):
         return None
     out = mixed(i, i.shape, [value, by]).replace(dims=value.dims)
