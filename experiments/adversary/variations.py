@@ -125,7 +125,7 @@ VARIATIONS = {
     "a scan over layers": (scanned(), STACK, Y),
     "int8 weights": (dequantised(), INT8, Y),
     "int8 weights, scaled after the product": (dequantised(before=False), INT8, Y),
-}  # fmt: skip
+}
 
 NEIGHBOURS = {
     "scale is a mask of coordinates": (
@@ -238,7 +238,7 @@ NEIGHBOURS = {
     "int8 weights, the scale after the product is a mask": (
         "hidden-gather", dequantised(False, lambda s: only(s, 5, axis=0)), INT8, Y,
     ),
-}  # fmt: skip
+}
 
 # Honest, and refused all the same: docs/AUDIT.md says why, and what to do.
 REFUSED = {

@@ -121,7 +121,7 @@ class Contraction(Crossing):
         """
         a, b = (c.operand.product for c in (self, other))
         x, y = ({r for r in c.operand.reads if not isinstance(r, Statistic)}
-                for c in (self, other))  # fmt: skip
+                for c in (self, other))
         if a.weight != b.weight or any(dg.are_apart(r, s) for r in a.runs for s in b.runs):
             return False
         return x == y or (a.runs, self.scattered) != (b.runs, other.scattered)
