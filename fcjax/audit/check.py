@@ -5,11 +5,11 @@ import hashlib
 
 import jax
 
-from fcjax.audit import identity
+from fcjax.audit import identity, unlisted
 from fcjax.audit.contract import Contract, Expected, ExpectedGather
-from fcjax.audit.crossing import Again, Contraction, Crossing, Gathered, StatisticFound
+from fcjax.audit.crossing import Again, Contraction, Crossing, Gathered
 from fcjax.audit.domain.roles import Complete, Public, State
-from fcjax.audit.domain.values import Kind, Statistic, Value, is_split, words
+from fcjax.audit.domain.values import Kind, Value, is_split, words
 from fcjax.audit.entry import entry_faults, fits, sharding_faults
 from fcjax.audit.hlo.graph import Instruction, Module, Unauditable, parse
 from fcjax.audit.provenance import Flow, walk
@@ -135,8 +135,8 @@ class _Check:
             missing = Violation("missing-collective", text)
             (self.effects if self.spread else self.missing).append(missing)
         if self.contract.inside is None:
-            self.open_statistics()
-            self.open_contractions()
+            for fault in unlisted.faults(self.flow.crossings, self.flow.results):
+                self.fail(*fault)
 
     def compare(self, line: Expected, c: Crossing) -> None:
         """One collective with its line of the contract."""
@@ -151,37 +151,6 @@ class _Check:
         if line.exact and c.operand.reads != line.reads:
             expected, reads = _words(line.reads), _words(c.operand.reads)
             self.fail("wrong-source", f"{line.operator}: expected {expected}, got {reads}", c)
-
-    def open_statistics(self) -> None:
-        """Without a contract: each statistic belongs to a norm whose output is contracted.
-
-        The norm's scale may follow the scatter: then what was scattered is used with the statistic.
-        """
-        contractions = [c for c in self.flow.crossings if isinstance(c, Contraction)]
-        values = [o.operand for o in contractions] + list(self.flow.results)
-        seen: set[Statistic] = set()
-        for c in self.flow.crossings:
-            if not isinstance(c, StatisticFound):
-                continue
-            statistic = c.statistic
-            of = [o for o in contractions if statistic.of in o.operand.reads]
-            parts = {(o.name,) for o in of} | {statistic.of} if of else set()
-            used = any(statistic in v.reads and parts & v.reads for v in values)
-            inputs = {s.of for s in seen} | {statistic.of}
-            if not used or statistic in seen or len(inputs) > len(contractions):
-                self.fail("not-a-statistic", f"{statistic} normalises no further contraction", c)
-            seen.add(statistic)
-
-    def open_contractions(self) -> None:
-        """Without a contract: what a weight makes of a state is dealt out once.
-
-        Dealt out over another axis, or in other halves, it would add up on the nodes.
-        """
-        contractions = [c for c in self.flow.crossings if isinstance(c, Contraction)]
-        for n, c in enumerate(contractions):
-            if any(c.repeats(before) for before in contractions[:n]):
-                text = f"{c.name} was dealt out before, of the same state or in other parts"
-                self.fail("unplanned-collective", text, c)
 
     def gather(self) -> None:
         """One all-gather instruction at most, of exactly the interval's end, after all else."""

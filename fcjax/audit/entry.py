@@ -10,10 +10,9 @@ from fcjax.audit.verdict import Violation
 
 def entry_faults(module: Module, signature: Signature) -> Iterator[Violation]:
     """Entry parameters whose number, size or layout over the nodes is not that of their role."""
-    if module.devices != signature.nodes:
-        yield Violation(
-            "wrong-signature", f"expected {signature.nodes} nodes, got {module.devices} partitions"
-        )
+    if module.devices != signature.devices:
+        text = f"expected {signature.devices} nodes, got {module.devices} partitions"
+        yield Violation("wrong-signature", text)
     yield from _role_faults(signature)
     parameters = module.entry.parameters
     if len(parameters) != len(signature.parameters):
@@ -31,8 +30,8 @@ def entry_faults(module: Module, signature: Signature) -> Iterator[Violation]:
                 f"{role.name}: expected shape {role.shape} on each node, got {p.shape}",
                 line=module.line(p),
             )
-        fits_role = module.devices == signature.nodes and len(p.shape.dims) == len(role.axes)
-        fault = _sharding_fault(p, role, signature.nodes) if fits_role else None
+        fits_role = module.devices == signature.devices and len(p.shape.dims) == len(role.axes)
+        fault = _sharding_fault(p, role, signature) if fits_role else None
         if fault:
             yield Violation(fault[0], f"{role.name}: {fault[1]}", line=module.line(p))
 
@@ -60,19 +59,22 @@ def sharding_faults(shardings, signature: Signature) -> Iterator[Violation]:
     for sharding, role in zip(shardings, signature.parameters, strict=True):
         if not role.split:
             continue
-        nodes = signature.nodes
-        whole = tuple(a.size * nodes if a.split else a.size for a in role.axes)
-        along = role.axes.index(role.split)
+        along, nodes = role.axes.index(role.split), signature.nodes
         devices = getattr(sharding, "_device_assignment", None) or sorted(
             sharding.device_set, key=lambda d: d.id
         )
+        whole = list(role.shape)
         try:
-            index = sharding.devices_indices_map(whole)
+            if signature.groups:  # rows may be dealt out over the groups
+                most = tuple(n * len(devices) for n in role.shape)
+                shard = sharding.shard_shape(most)
+                whole = [n * (m // s) for n, m, s in zip(role.shape, most, shard, strict=True)]
+            whole[along] = role.split.size * nodes
+            index = sharding.devices_indices_map(tuple(whole))
         except (IndexError, ValueError):
             text = f"{role.name}: expected a layout of {whole} over the nodes, got {sharding}"
             yield Violation("wrong-block", text)
             continue
-        starts = [index[d][along].start for d in devices]
         held = {
             tuple(len(range(*s.indices(n))) for s, n in zip(i, whole, strict=True))
             for i in index.values()
@@ -80,10 +82,15 @@ def sharding_faults(shardings, signature: Signature) -> Iterator[Violation]:
         if held != {role.shape}:
             code = "complete-entry" if isinstance(role, State) else "wrong-block"
             yield Violation(code, f"{role.name}: expected {role.shape} on each node, got {held}")
-        elif starts != [q * role.split.size for q in range(nodes)]:
-            yield Violation(
-                "wrong-owner", f"{role.name}: expected runs in the order of the nodes, got {starts}"
-            )
+            continue
+        for group in signature.all_groups:
+            own = [index[devices[q]] for q in group]
+            starts = [i[along].start for i in own]
+            others = {(*map(str, i[:along]), *map(str, i[along + 1 :])) for i in own}
+            if starts != [q * role.split.size for q in range(nodes)] or len(others) > 1:
+                text = f"expected runs in the order of the nodes, got {starts}"
+                yield Violation("wrong-owner", f"{role.name}: {text}")
+                break
 
 
 def fits(module: Module, signature: Signature) -> bool:
@@ -91,20 +98,23 @@ def fits(module: Module, signature: Signature) -> bool:
     if any(isinstance(role, Complete) for role in signature.parameters):
         return False
     shapes = [p.shape.dims for p in module.entry.parameters]
-    return module.devices == signature.nodes and shapes == [r.shape for r in signature.parameters]
+    same = shapes == [r.shape for r in signature.parameters]
+    return module.devices == signature.devices and same
 
 
-def _sharding_fault(p: Instruction, role: Role, nodes: int) -> tuple[str, str] | None:
+def _sharding_fault(p: Instruction, role: Role, signature: Signature) -> tuple[str, str] | None:
     """Does the sharding that the compiler noted agree? It notes none in newer versions."""
     if p["sharding"] is None or not role.axes:
         return None
-    held = blocks(p["sharding"], len(role.axes), nodes, p.name)
-    tiles = tuple(len({b[d] for b in held}) for d in range(len(role.axes)))
-    expected = tuple(nodes if axis.split else 1 for axis in role.axes)
-    if tiles != expected:
-        code = "complete-entry" if isinstance(role, State) else "wrong-block"
-        return code, f"expected it cut into {expected} blocks, got {tiles}"
-    order = [b[role.axes.index(role.split)] for b in held] if role.split else []
-    if order != list(range(len(order))):
-        return "wrong-owner", f"expected the nodes in order, got blocks {order}"
+    held = blocks(p["sharding"], len(role.axes), signature.devices, p.name)
+    expected = tuple(signature.nodes if axis.split else 1 for axis in role.axes)
+    for group in signature.all_groups:  # groups may hold other rows
+        own = [held[device] for device in group]
+        tiles = tuple(len(set(numbers)) for numbers in zip(*own, strict=True))
+        if tiles != expected:
+            code = "complete-entry" if isinstance(role, State) else "wrong-block"
+            return code, f"expected it cut into {expected} blocks, got {tiles}"
+        order = [b[role.axes.index(role.split)] for b in own] if role.split else []
+        if order != list(range(len(order))):
+            return "wrong-owner", f"expected the nodes in order, got blocks {order}"
     return None

@@ -27,13 +27,13 @@ def judge(
       exchanges: those of the contract; the one that this is is taken out of what is left.
     """
     opcode = instruction.opcode.removesuffix("-start")
-    facts, nodes = (instruction, opcode, operand, shape), signature.nodes
-    groups = instruction.groups or (tuple(range(nodes)),)
+    facts = instruction, opcode, operand, shape
+    groups = instruction.groups or (tuple(range(signature.devices)),)
     if all(len(group) == 1 for group in groups):
         return Local(*facts)
     if operand.complete:
         return Again(*facts)
-    fault = _group_fault(instruction, groups, nodes) or _operand_fault(operand)
+    fault = _group_fault(instruction, groups, signature.all_groups) or _operand_fault(operand)
     if fault:
         return Crossing(*facts, fault)
     return _ADMITS[opcode](facts, signature, exchanges)
@@ -80,14 +80,14 @@ _ADMITS = {
 }
 
 
-def _group_fault(i: Instruction, groups, nodes: int) -> tuple[str, str] | None:
-    everyone = tuple(range(nodes))
+def _group_fault(i: Instruction, groups, expected) -> tuple[str, str] | None:
     if i["channel_id"] <= 0:
         return "wrong-group", "it has no channel: it runs over replicas, not over nodes"
-    if sorted(d for group in groups for d in group) != list(everyone) or len(groups) != 1:
-        return "wrong-group", f"expected one group of all {nodes} nodes, got {groups}"
-    if groups[0] != everyone:
-        return "wrong-owner", f"expected the nodes in the order of the plan, got {groups[0]}"
+    if set(map(frozenset, groups)) != set(map(frozenset, expected)) or len(groups) != len(expected):
+        whom = "one group of all" if len(expected) == 1 else f"{len(expected)} groups of"
+        return "wrong-group", f"expected {whom} {len(expected[0])} nodes, got {groups}"
+    if set(groups) != set(expected):
+        return "wrong-owner", f"expected the nodes in the order of the plan, got {groups}"
     return None
 
 

@@ -82,14 +82,27 @@ class Signature:
     """Roles of a program's flat parameters and results, in order.
 
     Attributes:
-      nodes: how many nodes run it.
+      nodes: how many nodes own the state between them, N.
       parameters: one role for each entry parameter.
       results: one role for each array of the result.
+      groups: where several groups of N nodes run it, each on rows of its own (a data x node mesh):
+        the devices of each group, in the order of its nodes; empty for one group of all devices.
     """
 
     nodes: int
     parameters: tuple[Role, ...]
     results: tuple[Role, ...]
+    groups: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def all_groups(self) -> tuple[tuple[int, ...], ...]:
+        """`groups`, or the one group of all."""
+        return self.groups or (tuple(range(self.nodes)),)
+
+    @property
+    def devices(self) -> int:
+        """How many run the program."""
+        return len(self.all_groups) * self.nodes
 
     @property
     def by_name(self) -> dict[str, Role]:
@@ -110,10 +123,18 @@ def tensor(
     return kind(name, tuple(axes), dtype)
 
 
-def signature(nodes: int, parameters, results) -> Signature:
-    """A signature from two trees of roles, flattened as JAX flattens arguments and results."""
+def signature(nodes: int, parameters, results, groups=()) -> Signature:
+    """A signature from two trees of roles, flattened as JAX flattens arguments and results.
+
+    Raises:
+      ValueError: the groups (see `Signature`) are not of N devices each, and each device once.
+    """
+    groups = tuple(map(tuple, groups))
+    devices = sorted(d for group in groups for d in group)
+    if {len(g) for g in groups} - {nodes} or devices != list(range(len(devices))):
+        raise ValueError(f"groups: expected {nodes} devices in each, every one once, got {groups}")
     flat = (
         tuple(jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Tensor)))
         for tree in (parameters, results)
     )
-    return Signature(nodes, *flat)
+    return Signature(nodes, *flat, groups)
