@@ -77,6 +77,8 @@ HONEST = {
         "nodes": 3,
         "batch": 2,
     },
+    # Of f32, 0.8 and 1.6 are rounded; their inverses are not.
+    "whole, sampled, exact inverses": {**WHOLE, "sampling": Sampling(0.8, 40, 0.9, 1.6)},
     "whole, bf16, sampled": {**WHOLE, "sampling": SAMPLED, "dtype": jnp.bfloat16, "batch": 2},
     "whole, prefill": {**WHOLE, "tokens": 5},
     "whole, prefill, 3 nodes, 3 rows": {**WHOLE, "tokens": 4, "nodes": 3, "batch": 3},

@@ -88,10 +88,7 @@ class Definition(Protocol):
 
 
 def check(
-    module: Module,
-    signature: Signature,
-    definition: Definition,
-    seed: int | None = None,
+    module: Module, signature: Signature, definition: Definition, seed: int | None = None
 ) -> tuple[Violation, ...]:
     """Compare a program with its definition on random inputs.
 
@@ -290,11 +287,12 @@ class _Constants:
         sizes = [np.abs(x.astype(np.float64)).ravel() for x in floats]
         self._sorted = np.unique(np.concatenate([[0.0, np.inf], *sizes]))
 
-    def near(self, x):
-        """The constant nearest to a number, or to each of an array; the number if none is near."""
+    def near(self, x, otherwise=None):
+        """The constant nearest to a number, or to each of an array; if none is near, the number
+        itself, or `otherwise` where that is given."""
         size = np.abs(x)
         after = np.searchsorted(self._sorted, size).clip(1)
         pair = np.stack([self._sorted[after - 1], self._sorted[after]])
         away = np.abs(pair - size)
-        nearest = np.where(away[0] < away[1], pair[0], pair[1])
-        return np.where(away.min(0) <= _NEAR * size, np.sign(x) * nearest, x)[()]
+        nearest, none = np.where(away[0] < away[1], *pair), x if otherwise is None else otherwise
+        return np.where(away.min(0) <= _NEAR * size, np.sign(x) * nearest, none)[()]

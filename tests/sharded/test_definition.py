@@ -99,7 +99,7 @@ def test_it_is_the_reference(name):
         values |= {f"layers.{i}.cache_k": k, f"layers.{i}.cache_v": v}
     given = {r.name: blocks(r, values[r.name], N) for r in roles.parameters}
     transfers = []
-    results = drive(definition.run(given, draws(), lambda x: x), transfers)
+    results = drive(definition.run(given, draws(), lambda x, otherwise=None: x), transfers)
 
     end = first + depth
     want = {"residual": residuals[end], "complete residual": residuals[end]}
@@ -126,7 +126,7 @@ def test_the_sizes_of_its_transfers_are_those_of_the_contract():
     roles = contract.signature.parameters
     given = contract.definition.draw(roles, draws(max(math.prod(r.shape) for r in roles)))
     transfers = []
-    drive(contract.definition.run(given, draws(), lambda x: x), transfers)
+    drive(contract.definition.run(given, draws(), lambda x, otherwise=None: x), transfers)
     listed = [(e.kind.opcode, e.sent) for e in contract.inside]
     assert [(t.kind, t.operands[0].size) for t in transfers] == listed
 
@@ -167,7 +167,7 @@ def test_the_choice_is_that_of_the_programs(name, N):
         N, lambda *a: (real(*a),), [(logits, 1), (pos, None), (seed, None), (seen, 1)], [None]
     )
     each = [np.split(x, N, 1) for x in (logits.astype(np.float64), seen)]
-    rules = Choice(sampling, split, draws(), lambda x: x)
+    rules = Choice(sampling, split, draws(), lambda x, otherwise=None: x)
     got = drive(rules.run(each[0], pos, seed, each[1]), [])
     np.testing.assert_array_equal(got[0][:, 0], want)
     assert len(set(want)) > 5

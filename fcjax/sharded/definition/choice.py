@@ -29,7 +29,7 @@ class Choice:
       sampling: the rules.
       split: of the vocabulary.
       draws: where what the nodes are handed comes from.
-      near: number -> the same as the program has rounded it.
+      near: number -> the same as the program has rounded it (`identity`).
     """
 
     sampling: object
@@ -98,10 +98,10 @@ class Choice:
 
     def _times(self, x, factor: float, divide: bool = False):
         """x by a constant: the compiler may turn a division into a multiplication."""
-        inverse = self.near(1 / factor)
-        if divide:
-            return x * inverse if inverse != 1 / factor else x / self.near(factor)
-        return x * self.near(factor)
+        inverse = self.near(1 / factor, np.nan) if divide else np.nan
+        if np.isnan(inverse):
+            return x / self.near(factor) if divide else x * self.near(factor)
+        return x * inverse
 
     def _penalised(self, values_BVn, seen_BVn):
         less = self._times(values_BVn, self.sampling.repetition_penalty, divide=True)
