@@ -181,7 +181,8 @@ class _Run:
         cfg, near, pos = self.cfg, self.near, self.values["pos"]
         gains = [self.values.get(f"{layer}.{name}_norm") for name in "qk"]
         old = [self.values[f"{layer}.cache_{name}"] for name in "kv"]
-        frequencies = near(near(cfg.rope_theta) ** -(np.arange(cfg.H // 2) * near(2 / cfg.H)))
+        step = 2 * near(1 / cfg.H, near(2 / cfg.H) / 2)  # either may be the program's constant
+        frequencies = near(near(cfg.rope_theta) ** -(np.arange(cfg.H // 2) * step))
         self.o, kept = [], ([], [])
         for n, qkv in enumerate(self.qkv):
             pos_BT = pos[n][:, None] + np.arange(self.definition.tokens)
