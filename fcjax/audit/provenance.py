@@ -10,8 +10,10 @@ and `traffic` forbids collectives inside.
 import dataclasses
 
 from fcjax.audit.crossing import Crossing
+from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.roles import Complete, Public, Role, Signature, State, Table, Weight
 from fcjax.audit.domain.values import Kind, Trail, Tree, Value, leaves, mixed, public
+from fcjax.audit.hlo import called
 from fcjax.audit.hlo.graph import Computation, Instruction, Module, Shape, Unauditable
 from fcjax.audit.judging import judge
 from fcjax.audit.rules import contraction, folded, local, loops, traffic
@@ -151,7 +153,7 @@ class Walker:
         return self.opaque(i, [before])
 
     def opaque(self, i: Instruction, operands: list[Tree]) -> Tree:
-        if i.opcode == "custom-call" and i["custom_call_target"] in traffic.GEMMS:
+        if i.opcode == "custom-call" and i["custom_call_target"] in called.GEMMS:
             return _gemm(i, operands)
         return _tree(i, i.shape, operands)
 
@@ -195,27 +197,21 @@ def _tree(i: Instruction, shape: Shape, operands: list[Tree]) -> Tree:
 def _check_shape(i: Instruction, tree: Tree) -> None:
     """The rules rely on shapes that fit, and XLA's parser does not promise them."""
     if isinstance(tree, Value) and i.shape.dtype not in ("tuple", "token"):
-        sizes = tuple(contraction.dg.size(d) for d in tree.dims)
+        sizes = tuple(dg.size(d) for d in tree.dims)
         if sizes != i.shape.dims:
             raise Unauditable(f"{i.name}: expected shape {sizes}, got {i.shape}")
 
 
 def _gemm(i: Instruction, operands: list[Tree]) -> Tree:
     """cuBLAS: (result, workspace) = lhs . rhs, if nothing is scaled, added or fused after it."""
-    config = i.config().get("gemm_backend_config", {})
-    numbers = {
-        f"{side}_{what}_dimensions": tuple(
-            map(int, config.get("dot_dimension_numbers", {}).get(f"{side}_{what}_dimensions", ()))
-        )
-        for side in ("lhs", "rhs")
-        for what in ("contracting", "batch")
-    }
+    config, numbers = i.config().get("gemm_backend_config", {}), called.gemm_dimensions(i)
     plain = (
         config.get("alpha_real") == 1
         and not config.get("alpha_imag")
         and not config.get("beta")
         and config.get("epilogue", "DEFAULT") == "DEFAULT"
         and len(operands) == 2
+        and numbers is not None
     )
     if not plain:
         return _tree(i, i.shape, operands)

@@ -15,6 +15,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 
 from fcjax.audit.hlo import movement, sums
+from fcjax.audit.hlo.called import GEMMS
 from fcjax.audit.hlo.elementwise import ELEMENTWISE, Types
 from fcjax.audit.hlo.graph import Computation, Instruction, Module, Shape
 from fcjax.audit.hlo.proto import Unauditable
@@ -25,7 +26,6 @@ COLLECTIVES = {
     "collective-permute", "ragged-all-to-all",
 }
 _LOCAL = ELEMENTWISE | movement.MOVEMENT | sums.SUMS
-_GEMMS = {"__cublas$gemm", "__cublas$lt$matmul"}
 # Of a value that waits for its sum these are views of its two factors; see `sums.Product`.
 _VIEWS = {"bitcast", "convert", "copy", "reshape", "transpose"}
 _LONGEST = 100_000  # iterations of a loop
@@ -186,7 +186,7 @@ class _Node:
                 return np.array(self.node).astype(self.types.of(i.shape.dtype))
             case "replica-id":
                 return np.array(0).astype(self.types.of(i.shape.dtype))
-            case "custom-call" if i["custom_call_target"] in _GEMMS:
+            case "custom-call" if i["custom_call_target"] in GEMMS:
                 return sums.gemm(i, self.types, *map(_plain, operands))
             case "custom-call":
                 raise Unauditable(f"{i.name}: expected a known call, got {i['custom_call_target']}")

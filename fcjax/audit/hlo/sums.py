@@ -9,7 +9,8 @@ import math
 
 import numpy as np
 
-from fcjax.audit.hlo.elementwise import FLOATS, Types, is_float
+from fcjax.audit.hlo.called import combiner, gemm_dimensions
+from fcjax.audit.hlo.elementwise import FLOATS, Types
 from fcjax.audit.hlo.graph import Computation, Instruction
 from fcjax.audit.hlo.proto import Unauditable
 
@@ -133,11 +134,9 @@ def gemm(i: Instruction, types: Types, a, b):
     config = i.config().get("gemm_backend_config", {})
     plain = {"alpha_imag": 0, "beta": 0, "epilogue": "DEFAULT"}
     got = {key: config.get(key, value) for key, value in plain.items()}
-    if got != plain or "dot_dimension_numbers" not in config:
+    numbers = gemm_dimensions(i)
+    if got != plain or numbers is None:
         raise Unauditable(f"{i.name}: expected a plain product, got {config}")
-    fields = ("lhs_contracting", "rhs_contracting", "lhs_batch", "rhs_batch")
-    given = config["dot_dimension_numbers"]
-    numbers = {f"{f}_dimensions": [*map(int, given.get(f"{f}_dimensions", ()))] for f in fields}
     shapes = i.shape.elements or (i.shape,)
     y = config.get("alpha_real", 1) * _dot_with(i.name, types, shapes[0].dtype, a, b, numbers)
     workspace = [np.zeros(s.dims, types.of(s.dtype)) for s in shapes[1:]]
@@ -145,20 +144,12 @@ def gemm(i: Instruction, types: Types, a, b):
 
 
 def _combiner(computation: Computation) -> np.ufunc:
-    """The function of two numbers that a reduction repeats; floats may be converted on the way."""
-
-    def strip(i: Instruction) -> Instruction:
-        floats = i.opcode == "convert" and all(
-            map(is_float, (i.shape.dtype, i.operands[0].shape.dtype))
-        )
-        return strip(i.operands[0]) if floats else i
-
-    root = strip(computation.root)
-    operands = [strip(o) for o in root.operands]
-    numbers = {o["parameter_number"] for o in operands if o.opcode == "parameter"}
-    if root.opcode not in _COMBINERS or numbers != {0, 1} or len(operands) != 2:
+    """The function of two numbers that a reduction repeats."""
+    opcode = combiner(computation)
+    if opcode not in _COMBINERS:
+        root = computation.root
         raise Unauditable(f"{computation.name}: expected {', '.join(_COMBINERS)}, got {root}")
-    return _COMBINERS[root.opcode]
+    return _COMBINERS[opcode]
 
 
 def _reduce(i: Instruction, types: Types, x, start):

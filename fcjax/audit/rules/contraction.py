@@ -11,30 +11,15 @@ from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.digits import Digit, Dims, Part
 from fcjax.audit.domain.roles import Tensor
 from fcjax.audit.domain.values import Kind, Product, Reduced, Value, is_split, mixed
+from fcjax.audit.hlo import called
 from fcjax.audit.hlo.graph import Computation, Instruction, Unauditable
 
-FLOATS = {"f64", "f32", "f16", "bf16"}
 _COMBINERS = {"add": "add", "maximum": "max", "minimum": "min"}
 
 
-def combines(combiner: Computation) -> str:
-    """What it does to its two scalar parameters: "add", "max" or "min"; "" for anything else.
-
-    Floats may be converted to other floats on the way, as XLA does with bf16.
-    """
-
-    def strip(i: Instruction) -> Instruction:
-        floats = i.opcode == "convert" and {i.shape.dtype, i.operands[0].shape.dtype} <= FLOATS
-        return strip(i.operands[0]) if floats else i
-
-    root = strip(combiner.root)
-    operands = [strip(o) for o in root.operands]
-    plain = (
-        [o.opcode for o in operands] == ["parameter", "parameter"]
-        and {o["parameter_number"] for o in operands} == {0, 1}
-        and len(combiner.parameters) == 2
-    )
-    return _COMBINERS.get(root.opcode, "") if plain else ""
+def combines(computation: Computation) -> str:
+    """What it does to its two scalar parameters: "add", "max" or "min"; "" for anything else."""
+    return _COMBINERS.get(called.combiner(computation), "")
 
 
 def multiply(instruction: Instruction, a: Value, b: Value) -> Value | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain.digits import Digit, Dims
 from fcjax.audit.domain.values import CONSTANT, Kind, Trail, Value, mixed, public
+from fcjax.audit.hlo.elementwise import is_float
 from fcjax.audit.hlo.graph import Instruction, Unauditable
 from fcjax.audit.rules import arithmetic, blocks, contraction, folded, lookup, loops
 
@@ -29,8 +30,8 @@ def _carry(i: Instruction, value: Value, dims: Dims) -> Value:
 def _convert(i: Instruction, value: Value) -> Value:
     # Rounding to another float keeps what a value is; integers and booleans do not. A weight may be
     # stored in integers.
-    stored = contraction.FLOATS | ({"s8", "u8"} if value.kind is Kind.WEIGHT else set())
-    if value.shape.dtype in stored and i.shape.dtype in contraction.FLOATS:
+    stored = value.kind is Kind.WEIGHT and value.shape.dtype in ("s8", "u8")
+    if is_float(i.shape.dtype) and (stored or is_float(value.shape.dtype)):
         return _carry(i, value, value.dims)
     return arithmetic.elementwise(i, value)
 

@@ -5,13 +5,14 @@ alone, and say over which coordinates an operator sums.
 """
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 from fcjax.audit.domain import digits as dg
 from fcjax.audit.domain import spread as sp
 from fcjax.audit.domain.digits import Digit, Part
 from fcjax.audit.domain.spread import COORDINATES, ROWS
 from fcjax.audit.domain.values import Tree, Value, leaves, mixed
+from fcjax.audit.hlo import called
 from fcjax.audit.hlo.graph import Instruction
 
 Digits = tuple[Digit, ...]
@@ -29,13 +30,10 @@ def gone(i: Instruction, operands: list[Tree]) -> tuple[Digit, ...] | None:
     values = leaves(tuple(operands))
     match i.opcode:
         case "dot" | "custom-call" if len(values) == 2:
-            numbers = i["dot_dimension_numbers"] or i.config().get("gemm_backend_config", {}).get(
-                "dot_dimension_numbers"
-            )
+            numbers = i["dot_dimension_numbers"] or called.gemm_dimensions(i)
             if not numbers:
                 return None
-            sides = ("lhs_contracting_dimensions", "rhs_contracting_dimensions")
-            over = [[int(d) for d in numbers.get(side, ())] for side in sides]
+            over = [numbers[f"{side}_contracting_dimensions"] for side in ("lhs", "rhs")]
         case "reduce":
             count = len(values) // 2
             values, over = values[:count], [i["dimensions"]] * count
@@ -90,9 +88,14 @@ def _part(digits: Digits, n: int) -> Digits:
     """Some of the coordinates along a dimension: all digits of them, if they are whole."""
     if dg.size(digits) == n:
         return digits
+    return (_one(digits, n),)
+
+
+def _one(digits: Collection[Digit], n: int) -> Digit:
+    """n coordinates of which it is only known that they are some of these."""
     tags = [{getattr(d, side) for d in digits} for side in ("state", "weight")]
     tags = [t.pop() if len(t) == 1 else dg.OPAQUE if t else None for t in tags]
-    return (Digit(n, *(dg.OPAQUE if isinstance(t, Part) else t for t in tags)),)
+    return Digit(n, *(dg.OPAQUE if isinstance(t, Part) else t for t in tags))
 
 
 def _is_cut(value: Value, i: Instruction) -> bool:
@@ -116,9 +119,7 @@ def _dynamic_slice(i: Instruction, value: Value, starts: list[Value]) -> Value:
 
 def _concatenate(i: Instruction, operands: list[Value]) -> Value:
     (along,) = i["dimensions"]
-    tags = [{getattr(d, s) for v in operands for d in v.dims[along]} for s in ("state", "weight")]
-    tags = [t.pop() if len(t) == 1 else dg.OPAQUE if t else None for t in tags]
-    joined = Digit(i.shape.dims[along], *(dg.OPAQUE if isinstance(t, Part) else t for t in tags))
+    joined = _one([d for v in operands for d in v.dims[along]], i.shape.dims[along])
     others = [[() if d == along else x for d, x in enumerate(v.dims)] for v in operands]
     dims = list(functools.reduce(dg.unify, others))
     return _with(i, operands, [*dims[:along], (joined,), *dims[along + 1 :]])

@@ -6,6 +6,7 @@ that the entry can reach, so that nothing is missed because its value was not fo
 
 from collections.abc import Iterator
 
+from fcjax.audit.hlo.called import GEMMS
 from fcjax.audit.hlo.graph import Computation, Instruction, Module, Shape, Unauditable
 from fcjax.audit.hlo.registry import registered
 from fcjax.audit.rules import local
@@ -25,7 +26,6 @@ TRANSFERS = {"infeed", "outfeed", "recv", "recv-done", "send", "send-done"}
 # Custom calls that XLA's backends expand themselves, before they look for one that is registered
 # under the name: the node's own matrix products and its own largest numbers. A name says nothing
 # about what a library does, so one that anybody has registered is refused with all the others.
-GEMMS = {"__cublas$gemm", "__cublas$lt$matmul"}
 BUILT_IN = GEMMS | {"TopK"}
 # Fusions that are compiled from their body, as the plain kinds are, by another code generator.
 _KINDS = {"kLoop", "kInput", "kOutput"}
