@@ -13,6 +13,7 @@ puts the doors back as they were.
 
 import collections
 import contextlib
+import math
 
 import jax
 
@@ -33,10 +34,8 @@ def is_public(dtype: str, shape, small: int) -> bool:
       shape: of the array.
       small: the number of tokens in a pass.
     """
-    size = 1
-    for n in shape:
-        size *= n
-    return jax.numpy.issubdtype(jax.numpy.dtype(dtype), jax.numpy.integer) and size <= small
+    is_integer = jax.numpy.issubdtype(jax.numpy.dtype(dtype), jax.numpy.integer)
+    return is_integer and math.prod(shape) <= small
 
 
 class HostReads:

@@ -295,6 +295,6 @@ def transfers(op: Operator, layer: int | None, plan: Plan, exchanges, sizes) -> 
         axis, weight = op.operand.index(op.owned), op.path(plan.cfg, op.weight, layer)
         moved.append(Scatter(operand, plan.nodes, axis, weight, op.summed))
     if op is CHOOSE:
-        widths = [() if e.width == 1 else (e.width,) for e in exchanges]
-        moved += [Choice((rows, *w), plan.nodes, e) for e, w in zip(exchanges, widths, strict=True)]
+        for e in exchanges:
+            moved.append(Choice((rows,) if e.width == 1 else (rows, e.width), plan.nodes, e))
     return tuple(moved)
