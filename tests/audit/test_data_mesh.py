@@ -52,9 +52,7 @@ def certified(fn, groups=EVERY, order=range(6), rows="data", names=("data", "nod
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=jax.NamedSharding(mesh, spec))
         for shape, spec in zip(((B, D), (D, F), (F, D)), specs, strict=True)
     ]
-    mapped = jax.shard_map(
-        fn, mesh=mesh, in_specs=specs, out_specs=jax.P(out, "node"), check_vma=False
-    )
+    mapped = jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=jax.P(out, "node"))
     roles = signature(groups, ROWS if rows else B)
     return audit.certify(mapped, roles, *arguments)
 

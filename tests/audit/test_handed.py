@@ -56,7 +56,7 @@ def _over_nodes(fn, out, mesh=NODES):
     def named(x, w_up, w_down):
         return fn(x, w_up, w_down)
 
-    mapped = jax.shard_map(named, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
+    mapped = jax.shard_map(named, mesh=mesh, in_specs=specs, out_specs=out)
     return _say(mapped, *arguments)
 
 
@@ -114,16 +114,16 @@ def _my_rows():
 @pytest.mark.parametrize(
     ("before", "after", "fn", "out"),
     [
-        ("own shard", "complete", lambda x: jax.lax.all_gather(x, "n", axis=1, tiled=True), ()),
-        ("own shard", "complete", lambda x: jax.lax.all_gather(x, "n"), ()),
+        ("own shard", "complete", lambda x: jax.lax.all_gather(x, "n", axis=1, tiled=True), "n"),
+        ("own shard", "complete", lambda x: jax.lax.all_gather(x, "n"), "n"),
         ("own shard", "complete", lambda x: jax.lax.psum(_placed(x), "n"), ()),
         (None, "complete", lambda x: jax.lax.psum(_masked(x), "n"), ()),
         ("own shard", "another's shard", _next, (None, "n")),
         ("own shard", "complete", lambda x: jax.lax.all_to_all(x, "n", 0, 1, tiled=True), ("n",)),
         ("statistic", "statistic", lambda x: jax.lax.pmax(jnp.max(x, 1), "n"), ()),
         ("own shard", "complete", lambda x: jax.lax.psum(x, "n"), ()),
-        (None, "complete", lambda x: _to_all(_placed(x)), ()),
-        (None, "complete", lambda x: _to_all(_placed(x @ np.eye(D // N, dtype="f"))), ()),
+        (None, "complete", lambda x: _to_all(_placed(x)), "n"),
+        (None, "complete", lambda x: _to_all(_placed(x @ np.eye(D // N, dtype="f"))), "n"),
         (None, "complete", lambda x: jax.lax.psum(x @ _my_rows(), "n"), ()),
     ],
 )
@@ -295,9 +295,10 @@ def test_collectives_in_branches_and_unbounded_loops():
         going = jax.lax.psum(jnp.sum(x), "n") > 0
         gather = lambda x: jax.lax.all_gather(x, "n", axis=1, tiled=True)  # noqa: E731
         y = jax.lax.cond(going, gather, lambda x: jnp.tile(x, N), x)
-        return jax.lax.while_loop(lambda y: jnp.sum(y) < 9, lambda y: jax.lax.psum(y, "n"), y)
+        total = lambda y: jax.lax.pcast(jax.lax.psum(y, "n"), "n", to="varying")  # noqa: E731
+        return jax.lax.while_loop(lambda y: jnp.sum(y) < 9, total, y)
 
-    found = _over_nodes(branch, jax.P())
+    found = _over_nodes(branch, jax.P("n"))
     kinds = [(r.kind, r.times) for r in found.rows]
     assert ("all-gather", 1) in kinds and ("all-reduce", None) in kinds, found.text()
     assert "loops of unknown length" in found.text()
